@@ -1,0 +1,71 @@
+// The layer: an immutable NVFP4 weight on one device with its factors, and the call that runs it.
+#pragma once
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "cpu/cpu.h"
+#include "options.h"
+#include "plan.h"
+#include "problem.h"
+
+namespace fp4linear {
+
+// What a layer is made from: host arrays, C-contiguous, only read during construction.
+struct LinearArguments {
+    std::int64_t n = 0, k = 0;
+    int block_size = 16;
+    const std::uint8_t* b = nullptr;       // [n, k/2]
+    const std::uint8_t* scales = nullptr;  // [n, ceil(k/block_size)]
+    std::vector<float> scale2;             // one, or n
+    std::vector<float> bias;               // none, or n
+    NanScales nan_scales = NanScales::error;
+};
+
+class Linear {
+   public:
+    // Throws std::invalid_argument for NaN scales (where they are an error), a scale2 that is not finite, or an
+    // instruction set or path that does not exist or cannot run here.
+    Linear(LinearArguments arguments, Options options);
+
+    [[nodiscard]] std::int64_t out_features() const { return n_; }
+    [[nodiscard]] std::int64_t in_features() const { return k_; }
+    [[nodiscard]] int block_size() const { return block_size_; }
+    [[nodiscard]] const std::vector<float>& scale2() const { return scale2_; }
+    [[nodiscard]] const std::vector<float>& bias() const { return bias_; }
+    [[nodiscard]] NanScales nan_scales() const { return nan_scales_; }
+    [[nodiscard]] const Options& options() const { return options_; }
+    [[nodiscard]] const cpu::Isa& isa() const { return *isa_; }
+    [[nodiscard]] std::size_t nbytes() const;  // of the weight, its factors and the bias, as held
+
+    [[nodiscard]] Plan plan(std::int64_t m, DType dtype) const;
+
+    // b [n, k/2] and scales [n, ceil(k/block_size)] as they were given, bit for bit.
+    void canonical(std::uint8_t* b, std::uint8_t* scales) const;
+    void dequantize(float* w) const;  // [n, k]
+
+    // problem.n, k and block_size are this layer's. Returns the path that ran, or nothing where none had to.
+    std::optional<PathId> forward(const Problem& problem) const;
+
+   private:
+    [[nodiscard]] PlanQuery query(std::int64_t m, DType dtype) const;
+    [[nodiscard]] DeviceSpec device_spec(DType dtype) const;
+
+    std::int64_t n_, k_;
+    int block_size_;
+    std::vector<float> scale2_, bias_;
+    NanScales nan_scales_;
+    Options options_;
+    const cpu::Isa* isa_;
+    // Scale bytes that NanScales::zero replaced, so that canonical() can give them back.
+    std::vector<std::pair<std::int64_t, std::uint8_t>> replaced_scales_;
+    std::unique_ptr<cpu::Weight> cpu_weight_;
+};
+
+// Values of a canonical weight: out[n, k] = e2m1 * e4m3 * scale2, rounded once to fp32. scale2 has one element, or n.
+void dequantize(std::int64_t n, std::int64_t k, int block_size, const std::uint8_t* b, const std::uint8_t* scales,
+                const std::vector<float>& scale2, float* out);
+
+}  // namespace fp4linear

@@ -1,0 +1,45 @@
+// Owners of a device allocation and of the calling thread's current device.
+#pragma once
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+
+#include "cuda/check.h"
+
+namespace fp4linear::cuda {
+
+// Makes a device current and puts the caller's back.
+class DeviceGuard {
+   public:
+    explicit DeviceGuard(int device) {
+        FP4LINEAR_CUDA_CHECK(cudaGetDevice(&previous_));
+        FP4LINEAR_CUDA_CHECK(cudaSetDevice(device));
+    }
+    ~DeviceGuard() { cudaSetDevice(previous_); }
+    DeviceGuard(const DeviceGuard&) = delete;
+    DeviceGuard& operator=(const DeviceGuard&) = delete;
+
+   private:
+    int previous_ = 0;
+};
+
+// An allocation on the current device; no bytes give a null pointer.
+class DeviceBuffer {
+   public:
+    explicit DeviceBuffer(std::size_t bytes) {
+        if (bytes != 0) FP4LINEAR_CUDA_CHECK(cudaMalloc(&data_, bytes));
+    }
+    DeviceBuffer(std::size_t bytes, const void* host) : DeviceBuffer(bytes) {
+        if (bytes != 0) FP4LINEAR_CUDA_CHECK(cudaMemcpy(data_, host, bytes, cudaMemcpyHostToDevice));
+    }
+    ~DeviceBuffer() { cudaFree(data_); }
+    DeviceBuffer(const DeviceBuffer&) = delete;
+    DeviceBuffer& operator=(const DeviceBuffer&) = delete;
+
+    [[nodiscard]] void* get() const { return data_; }
+
+   private:
+    void* data_ = nullptr;
+};
+
+}  // namespace fp4linear::cuda

@@ -1,0 +1,501 @@
+// fp4linear.Fp4Linear.
+#include "linear.h"
+
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+
+#include <atomic>
+#include <cstring>
+
+#include "array.h"
+#include "bindings.h"
+#include "formats/e2m1.h"
+#include "formats/float16.h"
+
+namespace fp4linear::python {
+namespace {
+
+std::uint64_t next_serial() {
+    static std::atomic<std::uint64_t> serial{0};
+    return ++serial;
+}
+
+// The layer as Python holds it. The weight never changes, so copies share it.
+struct Layer {
+    std::shared_ptr<const Linear> linear;
+    std::uint64_t serial = next_serial();
+};
+
+// What the calling thread's last forward was, for Fp4Linear.last_path.
+struct LastCall {
+    std::uint64_t serial = 0;
+    std::optional<PathId> path;
+};
+thread_local LastCall last_call;
+
+struct Canonical {
+    std::int64_t n = 0, k = 0;
+    std::vector<std::uint8_t> b_storage, scales_storage;
+    const std::uint8_t* b = nullptr;
+    const std::uint8_t* scales = nullptr;
+    Array b_array, scales_array;  // keep borrowed memory alive
+};
+
+NanScales parse_nan_scales(const std::string& text) {
+    if (text == "error") return NanScales::error;
+    if (text == "zero") return NanScales::zero;
+    if (text == "propagate") return NanScales::propagate;
+    value_error("nan_scales: expected 'error', 'zero' or 'propagate', got '" + text + "'");
+}
+
+const char* nan_scales_text(NanScales n) {
+    return n == NanScales::error ? "error" : n == NanScales::zero ? "zero" : "propagate";
+}
+
+void check_device(const std::optional<std::string>& device) {
+    if (!device || *device == "cpu") return;
+    if (device->rfind("cuda", 0) == 0 && (device->size() == 4 || (*device)[4] == ':'))
+        value_error("device='" + *device + "': " + cuda_unavailable_reason());
+    value_error("device: expected None, 'cpu', 'cuda' or 'cuda:N', got '" + *device + "'");
+}
+
+void import_weight(Canonical& w, nb::handle b, nb::handle scales, int block_size) {
+    w.b_array = import_array(b, "b", Gradient::ignore);
+    const Array& ba = w.b_array;
+    const bool one_code_a_byte = ba.element == Element::float4_e2m1fn;
+    if (!one_code_a_byte && ba.element != Element::uint8 && ba.element != Element::int8 &&
+        ba.element != Element::float4_e2m1fn_x2)
+        type_error("b: expected uint8 (two E2M1 codes a byte), int8 or float4_e2m1, got " + ba.dtype);
+    if (ba.ndim != 2) value_error("b: expected shape [N, K/2], got " + ba.shape_text());
+    w.n = ba.shape[0];
+    w.k = one_code_a_byte ? ba.shape[1] : 2 * ba.shape[1];
+    if (w.k % 2 != 0) value_error("b: K must be even (two codes a byte), got shape " + ba.shape_text());
+
+    w.scales_array = import_array(scales, "scales", Gradient::ignore);
+    const Array& sa = w.scales_array;
+    if (sa.element != Element::uint8 && sa.element != Element::float8_e4m3fn)
+        type_error("scales: expected raw E4M3 bytes, uint8 or float8_e4m3fn, got " + sa.dtype);
+    const std::int64_t blocks = blocks_per_row(w.k, block_size);
+    if (sa.ndim != 2 || sa.shape[0] != w.n || sa.shape[1] != blocks) {
+        std::string message = "scales: expected shape [N, ceil(K/block_size)] = [" + std::to_string(w.n) + ", " +
+                              std::to_string(blocks) + "] for b of shape " + ba.shape_text() + " and block_size " +
+                              std::to_string(block_size) + ", got " + sa.shape_text();
+        const auto round_up = [](std::int64_t v, std::int64_t to) { return (v + to - 1) / to * to; };
+        if (sa.ndim == 2 && sa.shape[0] == round_up(w.n, 128) && sa.shape[1] == round_up(blocks, 4))
+            message += "; this is the padded shape of the swizzled 128x4 layout: pass plain scales";
+        value_error(message);
+    }
+
+    w.scales = sa.contiguous(w.scales_storage);
+    w.b = ba.contiguous(w.b_storage);
+    if (one_code_a_byte) {
+        std::vector<std::uint8_t> packed(static_cast<std::size_t>(w.n * (w.k / 2)));
+        for (std::size_t i = 0; i < packed.size(); ++i) packed[i] = pack_e2m1(w.b[2 * i], w.b[2 * i + 1]);
+        w.b_storage = std::move(packed);
+        w.b = w.b_storage.data();
+    }
+}
+
+// Elements of a float array as fp32, in order.
+std::vector<float> to_floats(const Array& a) {
+    std::vector<std::uint8_t> storage;
+    const std::uint8_t* bytes = a.contiguous(storage);
+    std::vector<float> values(static_cast<std::size_t>(a.size()));
+    for (std::size_t i = 0; i < values.size(); ++i) {
+        const std::uint8_t* p = bytes + i * static_cast<std::size_t>(a.item_size);
+        if (a.element == Element::float64) {
+            double d = 0;
+            std::memcpy(&d, p, sizeof d);
+            values[i] = static_cast<float>(d);
+        } else if (a.element == Element::float32) {
+            std::memcpy(&values[i], p, sizeof(float));
+        } else {
+            std::uint16_t bits = 0;
+            std::memcpy(&bits, p, sizeof bits);
+            values[i] = a.element == Element::float16 ? float_from_half(bits) : float_from_bfloat(bits);
+        }
+    }
+    return values;
+}
+
+bool is_float(Element e) {
+    return e == Element::float16 || e == Element::bfloat16 || e == Element::float32 || e == Element::float64;
+}
+
+std::vector<float> import_scale2(nb::handle object, std::int64_t n) {
+    constexpr const char* expected = "scale2: expected a number, or a float array of 1 or N elements, got ";
+    PyObject* p = object.ptr();
+    if (PyBool_Check(p)) type_error(std::string(expected) + "bool");
+    if (PyFloat_Check(p) || PyLong_Check(p)) return {static_cast<float>(nb::cast<double>(nb::float_(object)))};
+    if (nb::isinstance(object, numpy().attr("generic")) && !nb::isinstance(object, numpy().attr("flexible")) &&
+        !nb::isinstance(object, numpy().attr("bool_")))
+        return {static_cast<float>(nb::cast<double>(nb::float_(object)))};
+    if (PyUnicode_Check(p) || object.is_none())
+        type_error(std::string(expected) + (object.is_none() ? "None" : "str"));
+    const Array a = import_array(object, "scale2", Gradient::ignore);
+    if (!is_float(a.element)) type_error(std::string(expected) + a.dtype);
+    const bool scalar = a.size() == 1 && a.ndim <= 1;
+    const bool per_row = a.ndim == 1 && a.shape[0] == n;
+    if (!scalar && !per_row)
+        value_error("scale2: expected 1 element or shape [N] = [" + std::to_string(n) + "], got " + a.shape_text());
+    return to_floats(a);
+}
+
+std::vector<float> import_bias(nb::handle object, std::int64_t n) {
+    if (object.is_none()) return {};
+    const Array a = import_array(object, "bias", Gradient::ignore);
+    if (!is_float(a.element) || a.element == Element::float64)
+        type_error("bias: expected float16, bfloat16 or float32, got " + a.dtype);
+    if (a.ndim != 1 || a.shape[0] != n)
+        value_error("bias: expected shape [N] = [" + std::to_string(n) + "], got " + a.shape_text());
+    return to_floats(a);
+}
+
+Options layer_options(const std::string& path, const std::optional<std::string>& isa, const std::optional<int>& threads,
+                      bool batch_invariant) {
+    Options options = options_from_environment();
+    if (path != "auto") options.path = path;
+    if (isa) options.cpu_isa = *isa;
+    if (threads) {
+        if (*threads < 1) value_error("threads: expected a number >= 1, got " + std::to_string(*threads));
+        options.num_threads = *threads;
+    }
+    options.batch_invariant = batch_invariant;
+    return options;
+}
+
+Layer make_layer(nb::handle b, nb::handle scales, nb::handle scale2, nb::handle bias, int block_size,
+                 const std::optional<std::string>& device, const std::string& nan_scales, const std::string& path,
+                 const std::optional<std::string>& isa, const std::optional<int>& threads, bool batch_invariant) {
+    if (block_size < 1) value_error("block_size: expected a number >= 1, got " + std::to_string(block_size));
+    check_device(device);
+    LinearArguments arguments;
+    arguments.nan_scales = parse_nan_scales(nan_scales);
+    Canonical weight;
+    import_weight(weight, b, scales, block_size);
+    arguments.n = weight.n;
+    arguments.k = weight.k;
+    arguments.block_size = block_size;
+    arguments.b = weight.b;
+    arguments.scales = weight.scales;
+    arguments.scale2 = import_scale2(scale2, weight.n);
+    arguments.bias = import_bias(bias, weight.n);
+    Options options = layer_options(path, isa, threads, batch_invariant);
+    Layer layer;
+    {
+        nb::gil_scoped_release unlocked;
+        layer.linear = std::make_shared<const Linear>(std::move(arguments), std::move(options));
+    }
+    return layer;
+}
+
+DType activation_dtype(const Array& x) {
+    if (x.element == Element::float16) return DType::float16;
+    if (x.element == Element::bfloat16) return DType::bfloat16;
+    if (x.element == Element::float32) return DType::float32;
+    type_error("x: expected float16, bfloat16 or (on the CPU) float32, got " + x.dtype);
+}
+
+// Elements between the rows of x where its leading axes are evenly spaced and each row is contiguous and aligned;
+// otherwise nothing, and x must be copied.
+std::optional<std::int64_t> row_stride(const Array& x) {
+    const int last = x.ndim - 1;
+    if (reinterpret_cast<std::uintptr_t>(x.data) % static_cast<std::uintptr_t>(x.item_size) != 0) return std::nullopt;
+    if (x.shape[last] > 1 && x.strides[last] != x.item_size) return std::nullopt;
+    std::int64_t stride = 0, rows = 1;
+    for (int i = last - 1; i >= 0; --i) {
+        if (x.shape[i] == 1) continue;
+        if (rows == 1) {
+            stride = x.strides[i];
+        } else if (x.strides[i] != stride * rows) {
+            return std::nullopt;
+        }
+        rows *= x.shape[i];
+    }
+    if (stride % x.item_size != 0) return std::nullopt;
+    return rows == 1 ? x.shape[last] : stride / x.item_size;
+}
+
+struct ByteRange {
+    std::uintptr_t begin, end;
+};
+
+ByteRange byte_range(const Array& a) {
+    auto begin = reinterpret_cast<std::uintptr_t>(a.data);
+    std::uintptr_t end = begin;
+    for (int i = 0; i < a.ndim; ++i) {
+        if (a.shape[i] == 0) return {begin, begin};
+        const std::int64_t reach = (a.shape[i] - 1) * a.strides[i];
+        (reach < 0 ? begin : end) += static_cast<std::uintptr_t>(reach);
+    }
+    return {begin, end + static_cast<std::uintptr_t>(a.item_size)};
+}
+
+void check_out(const Array& out, const Array& x, const std::vector<std::int64_t>& shape) {
+    const int ndim = static_cast<int>(shape.size());
+    if (out.element != x.element) type_error("out: expected " + x.dtype + ", the type of x, got " + out.dtype);
+    if (out.ndim != ndim || !std::equal(shape.begin(), shape.end(), out.shape))
+        value_error("out: expected shape " + python::shape_text(shape.data(), ndim) + ", got " + out.shape_text());
+    if (out.read_only) value_error("out: the array is read-only");
+    if (!out.is_contiguous()) value_error("out: expected a C-contiguous array");
+    if (out.size() > 0 && reinterpret_cast<std::uintptr_t>(out.data) % static_cast<std::uintptr_t>(out.item_size) != 0)
+        value_error("out: the memory is not aligned to its element type");
+    const ByteRange o = byte_range(out), i = byte_range(x);
+    if (o.begin < i.end && i.begin < o.end) value_error("out: overlaps x in memory");
+}
+
+nb::object forward(const Layer& layer, nb::handle x_object, nb::handle out_object, nb::handle stream) {
+    const Linear& linear = *layer.linear;
+    if (!stream.is_none()) value_error("stream: the layer is on the CPU, which has none");
+    const Array x = import_array(x_object, "x", Gradient::refuse_if_recording);
+    Problem problem;
+    problem.dtype = activation_dtype(x);
+    if (x.ndim == 0 || x.shape[x.ndim - 1] != linear.in_features())
+        value_error("x: expected shape [..., K] with K = " + std::to_string(linear.in_features()) + ", got " +
+                    x.shape_text());
+    std::vector<std::int64_t> shape(x.shape, x.shape + x.ndim);
+    shape.back() = linear.out_features();
+    problem.m = 1;
+    for (int i = 0; i + 1 < x.ndim; ++i) problem.m *= x.shape[i];
+    problem.n = linear.out_features();
+    problem.k = linear.in_features();
+    problem.block_size = linear.block_size();
+
+    std::optional<Output> fresh;
+    Array out;
+    if (out_object.is_none()) {
+        fresh.emplace(x, shape);
+        problem.y = fresh->data();
+    } else {
+        out = import_array(out_object, "out", Gradient::refuse);
+        check_out(out, x, shape);
+        problem.y = const_cast<std::uint8_t*>(out.data);
+    }
+
+    std::optional<PathId> path;
+    {
+        nb::gil_scoped_release unlocked;
+        std::vector<std::uint8_t> storage;
+        const std::optional<std::int64_t> stride = row_stride(x);
+        problem.x = stride ? x.data : x.contiguous(storage);
+        problem.x_row_stride = stride ? *stride : problem.k;
+        path = linear.forward(problem);
+    }
+    last_call = {layer.serial, path};
+    return fresh ? fresh->finish() : nb::borrow(out_object);
+}
+
+nb::object scale2_array(const Linear& linear) {
+    const std::vector<float>& scale2 = linear.scale2();
+    std::vector<std::int64_t> shape;
+    if (scale2.size() != 1) shape.push_back(linear.out_features());
+    nb::object array = numpy_empty(shape, "float32");
+    std::memcpy(numpy_data(array), scale2.data(), scale2.size() * sizeof(float));
+    return array;
+}
+
+nb::object bias_array(const Linear& linear) {
+    if (linear.bias().empty()) return nb::none();
+    nb::object array = numpy_empty({linear.out_features()}, "float32");
+    std::memcpy(numpy_data(array), linear.bias().data(), linear.bias().size() * sizeof(float));
+    return array;
+}
+
+nb::tuple canonical(const Layer& layer) {
+    const Linear& linear = *layer.linear;
+    nb::object b = numpy_empty({linear.out_features(), linear.in_features() / 2}, "uint8");
+    nb::object scales = numpy_empty(
+        {linear.out_features(), blocks_per_row(linear.in_features(), linear.block_size())}, "uint8");
+    auto* b_data = static_cast<std::uint8_t*>(numpy_data(b));
+    auto* scales_data = static_cast<std::uint8_t*>(numpy_data(scales));
+    {
+        nb::gil_scoped_release unlocked;
+        linear.canonical(b_data, scales_data);
+    }
+    return nb::make_tuple(b, scales, scale2_array(linear));
+}
+
+nb::object dequantize_layer(const Layer& layer) {
+    const Linear& linear = *layer.linear;
+    nb::object w = numpy_empty({linear.out_features(), linear.in_features()}, "float32");
+    auto* data = static_cast<float*>(numpy_data(w));
+    {
+        nb::gil_scoped_release unlocked;
+        linear.dequantize(data);
+    }
+    return w;
+}
+
+// Arguments that make an equal layer of the same class.
+nb::tuple reduce(nb::handle self) {
+    const Layer& layer = *nb::inst_ptr<Layer>(self);
+    const Linear& linear = *layer.linear;
+    nb::tuple weight = canonical(layer);
+    const Options& options = linear.options();
+    nb::dict keywords;
+    keywords["block_size"] = linear.block_size();
+    keywords["nan_scales"] = nan_scales_text(linear.nan_scales());
+    keywords["path"] = options.path;
+    keywords["batch_invariant"] = options.batch_invariant;
+    // The instruction set and the threads belong to this machine: keep them only where they were asked for.
+    keywords["isa"] = options.cpu_isa.empty() ? nb::none() : nb::cast(options.cpu_isa);
+    keywords["threads"] = options.num_threads == 0 ? nb::none() : nb::cast(options.num_threads);
+    nb::object rebuild = nb::module_::import_("fp4linear._rebuild").attr("rebuild");
+    nb::object type = nb::borrow(reinterpret_cast<PyObject*>(Py_TYPE(self.ptr())));
+    nb::object state = nb::hasattr(self, "__dict__") ? self.attr("__dict__") : nb::none();
+    return nb::make_tuple(rebuild,
+                          nb::make_tuple(type, weight[0], weight[1], weight[2], bias_array(linear), keywords),
+                          state);
+}
+
+std::string representation(nb::handle self) {
+    const Linear& linear = *nb::inst_ptr<Layer>(self)->linear;
+    std::string text = nb::cast<std::string>(nb::str(self.type().attr("__name__")));
+    text += "(in_features=" + std::to_string(linear.in_features()) +
+            ", out_features=" + std::to_string(linear.out_features()) +
+            ", bias=" + (linear.bias().empty() ? "False" : "True") +
+            ", block_size=" + std::to_string(linear.block_size()) + ", device='cpu', isa='" +
+            std::string(linear.isa().name) + "'";
+    if (linear.options().path != "auto") text += ", path='" + linear.options().path + "'";
+    return text + ")";
+}
+
+struct PlanOfCall {
+    Plan plan;
+    PlanQuery query;
+};
+
+}  // namespace
+
+void bind_plan(nb::module_& m) {
+    nb::class_<PlanOfCall>(m, "Plan", "Which path runs a call, and why the rungs above it on the ladder do not.")
+        .def_prop_ro(
+            "path",
+            [](const PlanOfCall& p) -> nb::object {
+                return p.plan.found ? nb::cast(std::string(p.plan.name())) : nb::none();
+            },
+            nb::sig("def path(self) -> str | None"),
+            "Name of the path; 'none' where there is nothing to compute, None where no path can run.")
+        .def_prop_ro(
+            "reasons",
+            [](const PlanOfCall& p) {
+                nb::dict reasons;
+                for (const Rejection& r : p.plan.rejected)
+                    reasons[nb::cast(std::string(name_of(r.path)))] = r.reason;
+                return reasons;
+            },
+            nb::sig("def reasons(self) -> dict[str, str]"), "Rung to the condition that it does not meet, in order.")
+        .def_prop_ro(
+            "details", [](const PlanOfCall& p) { return describe(p.plan, p.query); },
+            "The whole plan in words, a line a rung.")
+        .def_prop_ro(
+            "rows_per_block", [](const PlanOfCall& p) { return p.plan.rows_per_block; },
+            "Rows of x that share a weight load (gemv_scalar), else 0.")
+        .def("__str__", [](const PlanOfCall& p) { return describe(p.plan, p.query); })
+        .def("__repr__", [](const PlanOfCall& p) { return "<Plan " + std::string(p.plan.name()) + ">"; });
+}
+
+nb::object plan_object(const Plan& plan, const PlanQuery& query) { return nb::cast(PlanOfCall{plan, query}); }
+
+void bind_linear(nb::module_& m) {
+    nb::class_<Layer>(m, "Fp4Linear", nb::dynamic_attr(), nb::is_weak_referenceable(),
+                      "A linear layer whose weight is stored as NVFP4: y = x @ W.T + bias, "
+                      "W[n, k] = e2m1(b[n, k]) * e4m3(scales[n, k // block_size]) * scale2.\n\n"
+                      "The result is rounded once, from an fp32 sum to the type of x, on every path and shape.\n"
+                      "The arguments are copied: the layer holds its own form of the weight and borrows nothing.\n"
+                      "A layer never changes after construction; any thread may call it.\n\n"
+                      "Args:\n"
+                      "    b: [N, K/2] uint8 (int8 and the frameworks' float4_e2m1 types too), two E2M1 codes a byte,\n"
+                      "        the even k in the low nibble.\n"
+                      "    scales: [N, ceil(K/block_size)] uint8 or float8_e4m3fn, row-major E4M3 bytes.\n"
+                      "    scale2: global scale that multiplies: a number, an array of one element, or [N] (one a row).\n"
+                      "    bias: [N] float16, bfloat16 or float32, or None.\n"
+                      "    block_size: values of K that share a scale; the last block of a row may be short.\n"
+                      "    device: 'cpu', 'cuda', 'cuda:N', or None for where b lives.\n"
+                      "    nan_scales: 'error' refuses NaN scale bytes, 'zero' reads such a block as zero,\n"
+                      "        'propagate' follows IEEE.\n"
+                      "    path: 'auto' for the ladder, or the name of the path that must run.\n"
+                      "    isa: CPU instruction set (see fp4linear info), or None for the best.\n"
+                      "    threads: threads of a CPU call, or None for FP4LINEAR_NUM_THREADS, else every core.\n"
+                      "    batch_invariant: a row's result has the same bits whatever M and the other rows are.\n\n"
+                      "Raises:\n"
+                      "    TypeError: an argument of a type that is not listed.\n"
+                      "    ValueError: a shape that does not fit, NaN scales, a scale2 that is not finite.")
+        .def(
+            "__init__",
+            [](Layer* self, nb::handle b, nb::handle scales, nb::handle scale2, nb::handle bias, int block_size,
+               const std::optional<std::string>& device, const std::string& nan_scales, const std::string& path,
+               const std::optional<std::string>& isa, const std::optional<int>& threads, bool batch_invariant) {
+                new (self) Layer(make_layer(b, scales, scale2, bias, block_size, device, nan_scales, path, isa, threads,
+                                            batch_invariant));
+            },
+            nb::arg("b"), nb::arg("scales"), nb::arg("scale2").none(), nb::arg("bias").none() = nb::none(), nb::kw_only(),
+            nb::arg("block_size") = 16, nb::arg("device").none() = nb::none(), nb::arg("nan_scales") = "error",
+            nb::arg("path") = "auto", nb::arg("isa").none() = nb::none(), nb::arg("threads").none() = nb::none(),
+            nb::arg("batch_invariant") = false,
+            nb::sig("def __init__(self, b: typing.Any, scales: typing.Any, scale2: typing.Any, bias: typing.Any = None, "
+                    "*, block_size: int = 16, device: str | None = None, nan_scales: str = 'error', path: str = 'auto', "
+                    "isa: str | None = None, threads: int | None = None, batch_invariant: bool = False) -> None"))
+        .def("forward", forward, nb::arg("x"), nb::kw_only(), nb::arg("out").none() = nb::none(),
+             nb::arg("stream").none() = nb::none(),
+             nb::sig("def forward(self, x: _ArrayT, *, out: _ArrayT | None = None, stream: typing.Any = None) -> _ArrayT"),
+             "y = x @ W.T + bias.\n\n"
+             "Args:\n"
+             "    x: [..., K] float16, bfloat16 or float32, of NumPy, torch, JAX or any DLPack producer; any strides.\n"
+             "        Leading axes flatten to M; a 1-D x gives a 1-D y.\n"
+             "    out: C-contiguous array [..., N] of x's type to write to; it may not overlap x.\n"
+             "    stream: for layers on a GPU.\n\n"
+             "Returns:\n"
+             "    y [..., N] of x's library, type and device: a fresh C-contiguous array, or `out`.\n\n"
+             "Raises:\n"
+             "    TypeError, ValueError, BufferError: naming the argument, what it is and what was expected. The layer\n"
+             "        stays usable.")
+        .def("__call__", forward, nb::arg("x"), nb::kw_only(), nb::arg("out").none() = nb::none(),
+             nb::arg("stream").none() = nb::none(),
+             nb::sig("def __call__(self, x: _ArrayT, *, out: _ArrayT | None = None, stream: typing.Any = None) -> _ArrayT"),
+             "Same as forward().")
+        .def(
+            "plan",
+            [](const Layer& layer, std::int64_t rows, const std::string& dtype) {
+                if (rows < 0) value_error("M: expected a number >= 0, got " + std::to_string(rows));
+                const DType t = parse_dtype(dtype);
+                return PlanOfCall{layer.linear->plan(rows, t),
+                                  {.m = rows,
+                                   .n = layer.linear->out_features(),
+                                   .k = layer.linear->in_features(),
+                                   .block_size = layer.linear->block_size(),
+                                   .dtype = t}};
+            },
+            nb::arg("M"), nb::arg("dtype") = "bfloat16", "The path that M rows of x take, with the reasons.")
+        .def("canonical", canonical, nb::sig("def canonical(self) -> tuple[numpy.typing.NDArray[numpy.uint8], numpy.typing.NDArray[numpy.uint8], numpy.typing.NDArray[numpy.float32]]"),
+             "(b, scales, scale2) as given at construction, bit for bit: uint8 [N, K/2], uint8 [N, ceil(K/block_size)], "
+             "float32 0-d or [N].")
+        .def("dequantize", dequantize_layer, nb::sig("def dequantize(self) -> numpy.typing.NDArray[numpy.float32]"),
+             "The weight as float32 [N, K]: e2m1 * e4m3 * scale2, rounded once.")
+        .def_prop_ro("in_features", [](const Layer& l) { return l.linear->in_features(); }, "K.")
+        .def_prop_ro("out_features", [](const Layer& l) { return l.linear->out_features(); }, "N.")
+        .def_prop_ro("block_size", [](const Layer& l) { return l.linear->block_size(); },
+                     "Values of K that share a scale.")
+        .def_prop_ro("nbytes", [](const Layer& l) { return l.linear->nbytes(); },
+                     "Bytes that the layer holds: weight, scales, factors and bias.")
+        .def_prop_ro("device", [](const Layer&) { return "cpu"; }, "Where the weight is.")
+        .def_prop_ro("isa", [](const Layer& l) { return std::string(l.linear->isa().name); },
+                     "The CPU instruction set that the layer's calls use.")
+        .def_prop_ro("scale2", [](const Layer& l) { return scale2_array(*l.linear); },
+                     nb::sig("def scale2(self) -> numpy.typing.NDArray[numpy.float32]"), "Global scale, float32 0-d or [N].")
+        .def_prop_ro("bias", [](const Layer& l) { return bias_array(*l.linear); },
+                     nb::sig("def bias(self) -> numpy.typing.NDArray[numpy.float32] | None"), "float32 [N], or None.")
+        .def_prop_ro(
+            "last_path",
+            [](const Layer& l) -> nb::object {
+                if (last_call.serial != l.serial || !last_call.path) return nb::none();
+                return nb::cast(std::string(name_of(*last_call.path)));
+            },
+            nb::sig("def last_path(self) -> str | None"),
+            "The path that the calling thread's last call ran, or None where that was another layer's or an empty one.")
+        .def("__reduce__", reduce, nb::sig("def __reduce__(self) -> tuple[typing.Any, ...]"))
+        .def("__repr__", representation);
+}
+
+}  // namespace fp4linear::python

@@ -1,0 +1,76 @@
+"""`fp4linear inspect`: the quantised layers of a checkpoint."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from fp4linear.files import FileReport, LayerReport
+
+
+def command(
+    file: Annotated[Path, typer.Argument(help="A .safetensors file, an index, or a directory with either.")],
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of a table.")] = False,
+) -> None:
+    """Formats, shapes, global scales, odd scale bytes, awkward sizes and paths of the NVFP4 layers in a file."""
+    from fp4linear import files
+
+    report = files.inspect(file)
+    if as_json:
+        print(json.dumps(report.as_dict(), indent=2))
+    else:
+        show(report)
+
+
+def show(report: FileReport) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    console = Console()
+    readable = [layer for layer in report.layers if layer.problem is None]
+    table = Table(
+        "layer", "format", "N x K", "global scale", "NaN", "zero", "awkward", "path M=1", "path M=64",
+        box=box.SIMPLE_HEAD,
+    )  # fmt: skip
+    for column in table.columns[2:6]:
+        column.justify = "right"
+    for layer in readable:
+        table.add_row(
+            escape(layer.name),
+            layer.format,
+            f"{layer.out_features} x {layer.in_features}",
+            global_scale(layer),
+            f"[red]{layer.nan_scales}[/]" if layer.nan_scales else "0",
+            str(layer.zero_scales),
+            " ".join(layer.awkward),
+            *(path or "none" for path in layer.paths.values()),
+        )
+    if readable:
+        console.print(table)
+    for layer in report.layers:
+        if layer.problem is not None:
+            console.print(f"[red]can't load[/] {escape(layer.name)} ({layer.format}): {escape(layer.problem)}")
+    for group in report.mismatched:
+        scales = ", ".join(f"{escape(name)} {scale:.6g}" for name, scale in group.items())
+        console.print(
+            f"[yellow]global scales differ[/]: {scales}. Fuse them with one scale2 a row (load with a list of names)."
+        )
+    total = sum(layer.packed_bytes for layer in readable)
+    console.print(
+        f"{escape(report.source)}: {len(readable)} NVFP4 layers, {total / 1e6:.1f} MB packed"
+        + (f"; {len(report.layers) - len(readable)} that can't be loaded" if len(readable) < len(report.layers) else "")
+    )
+
+
+def global_scale(layer: LayerReport) -> str:
+    if layer.scale2_min is None or layer.scale2_max is None:
+        return ""
+    if layer.scale2_min == layer.scale2_max:
+        return f"{layer.scale2_max:.4g}"
+    return f"{layer.scale2_min:.4g}..{layer.scale2_max:.4g}"

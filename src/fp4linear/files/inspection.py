@@ -1,0 +1,105 @@
+"""What a checkpoint holds, layer by layer, and what will be awkward about it."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+
+from .checkpoint import Tensors, open_tensors
+from .errors import FormatError
+from .loading import LayerInfo, Source, layers, read_layer
+
+# Endings of layers that runtimes fuse into one matmul; each group is a tuple.
+FUSED: tuple[tuple[str, ...], ...] = (
+    ("q_proj", "k_proj", "v_proj"),
+    ("query", "key", "value"),
+    ("to_q", "to_k", "to_v"),
+    ("gate_proj", "up_proj"),
+    ("w1", "w3"),
+)
+
+
+@dataclass
+class LayerReport:
+    """One layer. paths: from "M=1" and so on to the path of this machine; awkward: dims that cost speed."""
+
+    name: str
+    format: str
+    problem: str | None
+    out_features: int | None = None
+    in_features: int | None = None
+    packed_bytes: int = 0
+    scale2_min: float | None = None
+    scale2_max: float | None = None
+    nan_scales: int = 0
+    zero_scales: int = 0
+    awkward: list[str] = field(default_factory=list)
+    paths: dict[str, str | None] = field(default_factory=dict)
+
+
+@dataclass
+class FileReport:
+    """A checkpoint: its quantised layers, and groups that are fused elsewhere though their global scales differ."""
+
+    source: str
+    layers: list[LayerReport]
+    mismatched: list[dict[str, float]]
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def inspect(source: Source, *, rows: Iterable[int] = (1, 64)) -> FileReport:
+    """Reads every quantised layer's scales. Raises FormatError for a damaged file; lists layers that can't be loaded.
+
+    rows: the values of M whose paths to report.
+    """
+    tensors = open_tensors(source)
+    reports = [inspect_layer(tensors, info, tuple(rows)) for info in layers(tensors)]
+    return FileReport(tensors.source, reports, mismatched_globals(reports))
+
+
+def inspect_layer(tensors: Tensors, info: LayerInfo, rows: tuple[int, ...]) -> LayerReport:
+    report = LayerReport(info.name, info.format, info.problem)
+    if info.shape is not None:
+        report.out_features, report.in_features = info.shape
+    if info.problem is not None:
+        return report
+    try:
+        part = read_layer(tensors, info.name)
+    except FormatError as error:
+        report.problem = str(error)
+        return report
+    n, k = part.b.shape[0], 2 * part.b.shape[1]
+    magnitude = part.scales & 0x7F  # E4M3: 0x7F is NaN with either sign
+    report.packed_bytes = part.b.nbytes + part.scales.nbytes
+    if part.scale2.size:
+        report.scale2_min, report.scale2_max = float(part.scale2.min()), float(part.scale2.max())
+    report.nan_scales = int(np.count_nonzero(magnitude == 0x7F))
+    report.zero_scales = int(np.count_nonzero(magnitude == 0))
+    report.awkward = [f"K%{d}={k % d}" for d in (16, 32, 128) if k % d] + ([f"N%128={n % 128}"] if n % 128 else [])
+    report.paths = {f"M={m}": path_here(k, m) for m in rows}
+    return report
+
+
+def path_here(k: int, m: int) -> str | None:
+    """The path that a layer of `in_features` = k takes on this machine's CPU, whatever its out_features > 0 are."""
+    from fp4linear import Fp4Linear
+
+    probe = Fp4Linear(np.zeros((1, k // 2), np.uint8), np.zeros((1, -(-k // 16)), np.uint8), 1.0)
+    return probe.plan(m).path
+
+
+def mismatched_globals(reports: Iterable[LayerReport]) -> list[dict[str, float]]:
+    """Groups such as q, k, v of one attention whose global scales are not the same."""
+    groups: dict[tuple[str, int], dict[str, float]] = defaultdict(dict)
+    for report in reports:
+        parent, _, last = report.name.rpartition(".")
+        for index, endings in enumerate(FUSED):
+            if last in endings and report.scale2_max is not None:
+                groups[parent, index][report.name] = report.scale2_max
+    return [group for group in groups.values() if len(set(group.values())) > 1]
