@@ -155,7 +155,7 @@ def _gpus_of_driver() -> list[str]:
 
 
 def system_nvcc(environment: Mapping[str, str] = os.environ) -> tuple[Nvcc | None, list[str]]:
-    """The first nvcc >= MINIMUM_NVCC of CUDACXX, CUDA_HOME, CUDA_PATH, PATH and /usr/local/cuda, and what it passed over."""
+    """The first new enough nvcc of CUDACXX, CUDA_HOME, CUDA_PATH, PATH and /usr/local/cuda, and what it passed over."""
     candidates = [environment.get("CUDACXX", "")]
     candidates += [f"{environment[name]}/bin/nvcc" for name in ("CUDA_HOME", "CUDA_PATH") if environment.get(name)]
     candidates += ["nvcc", "/usr/local/cuda/bin/nvcc"]

@@ -35,7 +35,7 @@ void check_finite(const std::vector<float>& scale2) {
 }
 
 const cpu::Isa* choose_isa(const std::string& name) {
-    if (name.empty() || name == "best") return &cpu::best_isa();
+    if (name.empty()) return &cpu::best_isa();
     const cpu::Isa* isa = cpu::find_isa(name);
     std::string names;
     for (const cpu::Isa& each : cpu::all_isas()) names += (names.empty() ? "" : ", ") + std::string(each.name);
@@ -71,7 +71,8 @@ Linear::Linear(LinearArguments a, Options options)
       bias_(std::move(a.bias)),
       nan_scales_(a.nan_scales),
       options_(std::move(options)),
-      isa_(choose_isa(options_.cpu_isa)) {
+      isa_(choose_isa(options_.cpu_isa)),
+      cuda_device_(a.cuda_device) {
     check_finite(scale2_);
     if (options_.path != "auto" && find_path(options_.path) == nullptr)
         throw std::invalid_argument("path='" + options_.path + "': expected auto, " + path_names());
@@ -95,19 +96,39 @@ Linear::Linear(LinearArguments a, Options options)
         }
         scales = cleaned.data();
     }
-    cpu_weight_ = std::make_unique<cpu::Weight>(n_, k_, block_size_, a.b, scales);
+    if (!cuda_device_) {
+        cpu_weight_ = std::make_unique<cpu::Weight>(n_, k_, block_size_, a.b, scales);
+        return;
+    }
+    const bool holds_nan = nan.count > 0 && nan_scales_ == NanScales::propagate;
+    const DeviceSpec spec = cuda::device_spec(*cuda_device_);
+    sm_count_ = spec.sm_count;
+    form_ = cuda::choose_form(k_, block_size_, holds_nan, spec.sm, options_);
+    cuda::WeightArguments weight;
+    weight.n = n_;
+    weight.k = k_;
+    weight.block_size = block_size_;
+    weight.b = a.b;
+    weight.scales = scales;
+    weight.scale2 = &scale2_;
+    weight.bias = &bias_;
+    weight.device = *cuda_device_;
+    weight.form = form_;
+    cuda_weight_ = cuda::make_weight(weight);
 }
 
 std::size_t Linear::nbytes() const {
-    return cpu_weight_->nbytes() + (scale2_.size() + bias_.size()) * sizeof(float) +
-           replaced_scales_.size() * sizeof(replaced_scales_[0]);
+    const std::size_t replaced = replaced_scales_.size() * sizeof(replaced_scales_[0]);
+    if (cuda_weight_) return cuda_weight_->nbytes() + replaced;
+    return cpu_weight_->nbytes() + (scale2_.size() + bias_.size()) * sizeof(float) + replaced;
 }
 
 PlanQuery Linear::query(std::int64_t m, DType dtype) const {
-    return {.m = m, .n = n_, .k = k_, .block_size = block_size_, .dtype = dtype};
+    return {.m = m, .n = n_, .k = k_, .block_size = block_size_, .dtype = dtype, .form = form_};
 }
 
 DeviceSpec Linear::device_spec(DType dtype) const {
+    if (cuda_device_) return cuda::device_spec(*cuda_device_);
     DeviceSpec spec;
     spec.kernels = path_bit(PathId::cpu_gemv) | path_bit(PathId::cpu_gemm);
     spec.cpu_gemv_max_m = cpu::gemv_max_m(*isa_, dtype);
@@ -117,29 +138,53 @@ DeviceSpec Linear::device_spec(DType dtype) const {
 Plan Linear::plan(std::int64_t m, DType dtype) const { return make_plan(query(m, dtype), device_spec(dtype), options_); }
 
 void Linear::canonical(std::uint8_t* b, std::uint8_t* scales) const {
-    cpu_weight_->canonical(b, scales);
+    if (cuda_weight_) {
+        cuda_weight_->canonical(b, scales);
+    } else {
+        cpu_weight_->canonical(b, scales);
+    }
     for (const auto& [index, byte] : replaced_scales_) scales[index] = byte;
 }
 
 void Linear::dequantize(float* w) const {
     std::vector<std::uint8_t> b(static_cast<std::size_t>(n_ * (k_ / 2)));
     std::vector<std::uint8_t> scales(static_cast<std::size_t>(n_ * blocks_per_row(k_, block_size_)));
-    cpu_weight_->canonical(b.data(), scales.data());  // with NaN bytes replaced where they count as zero
+    canonical(b.data(), scales.data());
+    for (const auto& [index, byte] : replaced_scales_) scales[index] = 0;  // NaN blocks that count as zero
     fp4linear::dequantize(n_, k_, block_size_, b.data(), scales.data(), scale2_, w);
 }
 
-std::optional<PathId> Linear::forward(const Problem& problem) const {
-    const PlanQuery q = query(problem.m, problem.dtype);
+PathId Linear::path_for(std::int64_t m, DType dtype) const {
+    if (m > cached_rows) return choose_path(query(m, dtype), device_spec(dtype), options_);
+    std::atomic<std::uint8_t>& cached = cached_paths_[static_cast<std::size_t>(dtype)][static_cast<std::size_t>(m)];
+    if (const std::uint8_t known = cached.load(std::memory_order_relaxed); known != 0)
+        return static_cast<PathId>(known - 1);
+    const PathId path = choose_path(query(m, dtype), device_spec(dtype), options_);
+    cached.store(static_cast<std::uint8_t>(static_cast<int>(path) + 1), std::memory_order_relaxed);
+    return path;
+}
+
+std::optional<PathId> Linear::forward(const Problem& problem, void* stream) const {
     if (options_.log) {
+        const PlanQuery q = query(problem.m, problem.dtype);
         const std::string text = describe(make_plan(q, device_spec(problem.dtype), options_), q);
         std::fprintf(stderr, "fp4linear: %s\n", text.c_str());
     }
-    if (q.m == 0 || q.n == 0) return std::nullopt;
-    if (q.k == 0) {
-        fill_with_bias(problem, bias_);
+    if (problem.m == 0 || n_ == 0) return std::nullopt;
+    if (k_ == 0) {
+        if (cuda_weight_) {
+            cuda::fill_with_bias(*cuda_weight_, problem, stream);
+        } else {
+            fill_with_bias(problem, bias_);
+        }
         return std::nullopt;
     }
-    const PathId path = choose_path(q, device_spec(problem.dtype), options_);
+    const PathId path = path_for(problem.m, problem.dtype);
+    if (cuda_weight_) {
+        const int rows = gemv_scalar_rows_per_block(problem.m, n_, sm_count_, options_.gemv_row_tiling);
+        cuda::run(path, *cuda_weight_, problem, rows, stream);
+        return path;
+    }
     const cpu::Epilogue epilogue{.scale2 = scale2_.data(),
                                  .per_row = scale2_.size() > 1,
                                  .bias = bias_.empty() ? nullptr : bias_.data()};

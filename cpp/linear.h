@@ -1,12 +1,16 @@
 // The layer: an immutable NVFP4 weight on one device with its factors, and the call that runs it.
 #pragma once
+#include <array>
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "cpu/cpu.h"
+#include "cuda/weight.h"
 #include "options.h"
 #include "plan.h"
 #include "problem.h"
@@ -22,6 +26,7 @@ struct LinearArguments {
     std::vector<float> scale2;             // one, or n
     std::vector<float> bias;               // none, or n
     NanScales nan_scales = NanScales::error;
+    std::optional<int> cuda_device;  // nothing: the CPU
 };
 
 class Linear {
@@ -38,6 +43,7 @@ class Linear {
     [[nodiscard]] NanScales nan_scales() const { return nan_scales_; }
     [[nodiscard]] const Options& options() const { return options_; }
     [[nodiscard]] const cpu::Isa& isa() const { return *isa_; }
+    [[nodiscard]] std::optional<int> cuda_device() const { return cuda_device_; }
     [[nodiscard]] std::size_t nbytes() const;  // of the weight, its factors and the bias, as held
 
     [[nodiscard]] Plan plan(std::int64_t m, DType dtype) const;
@@ -46,12 +52,14 @@ class Linear {
     void canonical(std::uint8_t* b, std::uint8_t* scales) const;
     void dequantize(float* w) const;  // [n, k]
 
-    // problem.n, k and block_size are this layer's. Returns the path that ran, or nothing where none had to.
-    std::optional<PathId> forward(const Problem& problem) const;
+    // problem.n, k and block_size are this layer's, x and y on its device. Returns the path that ran, or nothing where
+    // none had to. On a GPU, which must be current, the work is enqueued on the stream (a cudaStream_t).
+    std::optional<PathId> forward(const Problem& problem, void* stream = nullptr) const;
 
    private:
     [[nodiscard]] PlanQuery query(std::int64_t m, DType dtype) const;
     [[nodiscard]] DeviceSpec device_spec(DType dtype) const;
+    [[nodiscard]] PathId path_for(std::int64_t m, DType dtype) const;
 
     std::int64_t n_, k_;
     int block_size_;
@@ -61,7 +69,14 @@ class Linear {
     const cpu::Isa* isa_;
     // Scale bytes that NanScales::zero replaced, so that canonical() can give them back.
     std::vector<std::pair<std::int64_t, std::uint8_t>> replaced_scales_;
-    std::unique_ptr<cpu::Weight> cpu_weight_;
+    std::optional<int> cuda_device_;
+    int sm_count_ = 0;  // of the GPU
+    WeightForm form_ = WeightForm::any;
+    std::unique_ptr<cpu::Weight> cpu_weight_;    // one of the two
+    std::unique_ptr<cuda::Weight> cuda_weight_;
+    // Paths of small M by type of x, 1 + PathId, or 0 before the first such call: planning costs as much as a launch.
+    static constexpr std::int64_t cached_rows = 64;
+    mutable std::array<std::array<std::atomic<std::uint8_t>, cached_rows + 1>, 3> cached_paths_{};
 };
 
 // Values of a canonical weight: out[n, k] = e2m1 * e4m3 * scale2, rounded once to fp32. scale2 has one element, or n.

@@ -6,6 +6,9 @@
 #include <limits>
 #include <stdexcept>
 
+#include "cpu/cpu.h"
+#include "plan.h"
+
 namespace fp4linear {
 namespace {
 
@@ -39,6 +42,24 @@ std::string read_string(const char* name, const char* fallback) {
     return value == nullptr ? fallback : value;
 }
 
+std::string read_path() {
+    std::string value = read_string("FP4LINEAR_PATH", "auto");
+    if (value != "auto" && find_path(value) == nullptr)
+        refuse("FP4LINEAR_PATH", value.c_str(), ("auto, " + path_names()).c_str());
+    return value;
+}
+
+std::string read_isa() {
+    std::string value = read_string("FP4LINEAR_CPU_ISA", "best");
+    if (value == "best") return "";
+    if (cpu::find_isa(value) == nullptr) {
+        std::string names = "best";
+        for (const cpu::Isa& isa : cpu::all_isas()) names += ", " + std::string(isa.name);
+        refuse("FP4LINEAR_CPU_ISA", value.c_str(), names.c_str());
+    }
+    return value;
+}
+
 constexpr const char* takes_threads = "a whole number from 1 to 4096";
 constexpr const char* takes_max_m = "a whole number >= 0";
 
@@ -46,8 +67,8 @@ constexpr const char* takes_max_m = "a whole number >= 0";
 
 Options options_from_environment() {
     Options o;
-    o.path = read_string("FP4LINEAR_PATH", "auto");
-    o.cpu_isa = read_string("FP4LINEAR_CPU_ISA", "");
+    o.path = read_path();
+    o.cpu_isa = read_isa();
     o.num_threads = static_cast<int>(read_integer("FP4LINEAR_NUM_THREADS", 1, 4096, takes_threads, 0));
     o.native_nvfp4 = read_bool("FP4LINEAR_NATIVE_NVFP4", o.native_nvfp4);
     o.gemv_tensor_core = read_bool("FP4LINEAR_GEMV_TENSOR_CORE", o.gemv_tensor_core);
@@ -63,7 +84,7 @@ std::vector<Switch> environment_table() {
     const auto yes_no = [](bool b) { return std::string(b ? "1" : "0"); };
     return {
         {"FP4LINEAR_PATH", o.path, "auto or the name of a path", "the path that every call takes"},
-        {"FP4LINEAR_CPU_ISA", o.cpu_isa.empty() ? "best" : o.cpu_isa, "the name of an instruction set",
+        {"FP4LINEAR_CPU_ISA", o.cpu_isa.empty() ? "best" : o.cpu_isa, "best or the name of an instruction set",
          "the CPU kernels to use"},
         {"FP4LINEAR_NUM_THREADS", o.num_threads == 0 ? "all cores" : std::to_string(o.num_threads), takes_threads,
          "threads of a CPU call"},

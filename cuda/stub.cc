@@ -2,6 +2,7 @@
 #include <stdexcept>
 
 #include "cuda/backend.h"
+#include "cuda/weight.h"
 
 namespace fp4linear::cuda {
 
@@ -28,5 +29,32 @@ void dequantize(const DequantizeArguments& /*weight*/, DType /*out_dtype*/, void
 void dequantize_host(const DequantizeArguments& /*weight*/, DType /*out_dtype*/, void* /*out*/, int /*device*/) {
     throw std::runtime_error(no_cuda);
 }
+
+// Nothing below is reached: no layer gets onto a device that device_count() denies.
+WeightForm choose_form(std::int64_t /*k*/, int /*block_size*/, bool /*has_nan_scales*/, int /*sm*/,
+                       const Options& /*options*/) {
+    throw std::runtime_error(no_cuda);
+}
+std::unique_ptr<Weight> make_weight(const WeightArguments& /*arguments*/) { throw std::runtime_error(no_cuda); }
+DeviceSpec device_spec(int /*device*/) { throw std::runtime_error(no_cuda); }
+int sm_count(int /*device*/) { throw std::runtime_error(no_cuda); }
+void run(PathId /*path*/, const Weight& /*weight*/, const Problem& /*problem*/, int /*rows_per_block*/,
+         void* /*stream*/) {
+    throw std::runtime_error(no_cuda);
+}
+void fill_with_bias(const Weight& /*weight*/, const Problem& /*problem*/, void* /*stream*/) {
+    throw std::runtime_error(no_cuda);
+}
+void gather(void* /*to*/, const void* /*from*/, int /*ndim*/, const std::int64_t* /*shape*/,
+            const std::int64_t* /*strides*/, void* /*stream*/) {
+    throw std::runtime_error(no_cuda);
+}
+CurrentDevice::CurrentDevice(int /*device*/) { throw std::runtime_error(no_cuda); }
+CurrentDevice::~CurrentDevice() = default;
+void* own_stream(int /*device*/) { throw std::runtime_error(no_cuda); }
+void order(void* /*earlier*/, void* /*later*/) { throw std::runtime_error(no_cuda); }
+void* allocate(std::size_t /*bytes*/, void* /*stream*/) { throw std::runtime_error(no_cuda); }
+void release(void* /*memory*/, void* /*stream*/) noexcept {}
+void copy(void* /*to*/, const void* /*from*/, std::size_t /*bytes*/) { throw std::runtime_error(no_cuda); }
 
 }  // namespace fp4linear::cuda

@@ -68,6 +68,7 @@ class Exported:
 
     def __init__(self, versioned: bool) -> None:
         self.deleted = 0
+        self.kept: Any = None  # what the tensor points to
         self.managed: Any = DLManagedTensorVersioned() if versioned else DLManagedTensor()
         self.managed.deleter = ctypes.cast(_delete, ctypes.c_void_p).value
         self.address = ctypes.addressof(self.managed)
@@ -141,10 +142,11 @@ class Producer:
             tensor.dtype = DLDataType(BFLOAT_CODE, 16, 1)
         else:
             tensor.dtype = DLDataType(TYPE_CODES[array.dtype.kind], 8 * array.dtype.itemsize, 1)
-        padded = [1] * (max(ndim, 1) - array.ndim)
-        shape = (ctypes.c_int64 * max(ndim, 1))(*padded, *array.shape)
-        strides = (ctypes.c_int64 * max(ndim, 1))(*padded, *(s // array.dtype.itemsize for s in array.strides))
-        exported.kept = (shape, strides, array)  # type: ignore[attr-defined]
+        padded = [1] * max(ndim - array.ndim, 0)
+        length = max(ndim, array.ndim)
+        shape = (ctypes.c_int64 * length)(*padded, *array.shape)
+        strides = (ctypes.c_int64 * length)(*padded, *(s // array.dtype.itemsize for s in array.strides))
+        exported.kept = (shape, strides, array)
         tensor.shape = shape
         tensor.strides = None if self.null_strides else strides
         if versioned:

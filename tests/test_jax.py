@@ -73,7 +73,10 @@ def test_every_form_of_weight_scales_scale2_and_bias() -> None:
 
 
 def test_traced_values_are_refused(layer: fp4linear.Fp4Linear) -> None:
-    for traced in (jax.jit(layer.forward), jax.vmap(layer.forward), jax.grad(lambda x: layer.forward(x).sum())):
+    def call(x: Any) -> Any:
+        return layer.forward(x).sum()
+
+    for traced in (jax.jit(call), jax.vmap(call), jax.grad(call)):
         with pytest.raises(TypeError, match=r"\bx\b"):
             traced(some_x("float32"))
     with pytest.raises(TypeError, match=r"\bb\b"):
@@ -99,7 +102,7 @@ def test_jax_arrays_are_no_out(layer: fp4linear.Fp4Linear) -> None:
 def test_deleted_arrays_are_refused(layer: fp4linear.Fp4Linear) -> None:
     x = some_x() + 0
     x.delete()
-    with pytest.raises((RuntimeError, ValueError, BufferError)):
+    with pytest.raises((RuntimeError, ValueError, BufferError, TypeError)):
         layer.forward(x)
     assert layer.forward(some_x()).shape == (5, N)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -187,6 +188,9 @@ def test_clean_exit_with_a_live_layer(threads: int) -> None:
     assert done.stdout == "done\n" and done.stderr == ""
 
 
+@pytest.mark.skipif(
+    sys.version_info < (3, 14), reason="this Python ends daemon threads by pthread_exit, which no C++ frame survives"
+)
 def test_exit_while_a_daemon_thread_calls() -> None:
     code = """
         import threading, numpy as np, fp4linear
@@ -227,7 +231,7 @@ def test_environment_number_of_threads() -> None:
 def test_default_threads_is_what_the_process_may_use() -> None:
     code = """
         import os
-        os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[0]})
+        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
         from fp4linear import _core
         print(_core.default_threads())
     """

@@ -60,7 +60,8 @@ std::int64_t gemv_max_m(const Isa& isa, DType dtype);
 // Threads that a call uses: FP4LINEAR_NUM_THREADS, else the cores this process may run on.
 int default_threads();
 
-// Runs body(begin, end) over a static partition of [0, count); results may not depend on it. Fork-safe.
+// Runs body(begin, end) over pieces of [0, count) on up to `threads` threads; results may not depend on the partition.
+// An exception of a body is rethrown here. Fork-safe.
 void parallel_for(std::int64_t count, int threads, void (*body)(void* context, std::int64_t begin, std::int64_t end),
                   void* context);
 

@@ -25,6 +25,7 @@ constexpr std::int64_t packed_bytes_a_pass = 16 << 20;   // half of a usual shar
 void run_gemm(const KernelTable& table, const Weight::Impl& weight, const Problem& problem, const Epilogue& epilogue,
               int threads) {
     if (problem.m == 0 || weight.n == 0) return;
+    threads = std::max(threads, 1);
     const Operand operand = table.gemm_operand[static_cast<int>(problem.dtype)];
     const std::int64_t padded_k = weight.steps * step_k;
     const std::int64_t row_bytes = operand.bytes(padded_k);
@@ -54,15 +55,21 @@ void run_gemm(const KernelTable& table, const Weight::Impl& weight, const Proble
         };
         parallel_ranges(blocks.count, threads_for(rows * problem.k, threads), pack);
 
-        const auto multiply = [&](std::int64_t begin, std::int64_t end) {
+        // Smaller panels where the columns would not fill the threads; the width changes no sum.
+        const std::int64_t tiles_a_thread = (weight.tiles + threads - 1) / threads;
+        const std::int64_t width = std::clamp<std::int64_t>(tiles_a_thread / 4 / table.gemm_tiles * table.gemm_tiles,
+                                                            table.gemm_tiles, panel_tiles);
+        const auto multiply = [&](std::int64_t first_panel, std::int64_t last_panel) {
             static thread_local AlignedBuffer scratch;
+            const std::int64_t begin = first_panel * width;
+            const std::int64_t end = std::min(last_panel * width, weight.tiles);
             const std::int64_t panel_bytes = panel_tiles * panel_stride;
             const std::int64_t sum_bytes = rows * panel_columns * static_cast<std::int64_t>(sizeof(float));
             scratch.reserve(static_cast<std::size_t>(panel_bytes + sum_bytes));
             std::uint8_t* panel = scratch.bytes();
             auto* sums = reinterpret_cast<float*>(panel + panel_bytes);
-            for (std::int64_t tile = begin; tile < end; tile += panel_tiles) {
-                const int tiles = static_cast<int>(std::min<std::int64_t>(panel_tiles, end - tile));
+            for (std::int64_t tile = begin; tile < end; tile += width) {
+                const int tiles = static_cast<int>(std::min(width, end - tile));
                 if (weight.steps == 0) std::memset(sums, 0, static_cast<std::size_t>(sum_bytes));
                 for (std::int64_t step = 0; step < weight.steps; step += slice_steps) {
                     const std::int64_t steps = std::min(slice_steps, weight.steps - step);
@@ -92,7 +99,7 @@ void run_gemm(const KernelTable& table, const Weight::Impl& weight, const Proble
                             std::min<std::int64_t>(tiles * tile_rows, weight.n - column));
             }
         };
-        parallel_ranges(weight.tiles, threads_for(weight.n * problem.k * rows, threads), multiply);
+        parallel_ranges((weight.tiles + width - 1) / width, threads_for(weight.n * problem.k * rows, threads), multiply);
     }
 }
 

@@ -65,61 +65,87 @@ class DefaultFloatingPoint {
     DefaultFloatingPoint& operator=(const DefaultFloatingPoint&) = delete;
 };
 
+thread_local bool inside_parallel_for = false;  // a body that calls parallel_for runs it alone
+
 struct Job {
     std::int64_t count = 0;
     int parts = 1;
     RangeBody body = nullptr;
     void* context = nullptr;
-
-    void run_part(int part) const {
-        const std::int64_t begin = count * part / parts;
-        const std::int64_t end = count * (part + 1) / parts;
-        if (begin < end) body(context, begin, end);
-    }
 };
 
+// Thread i owns the i-th contiguous part of the range, so that repeated calls find its data in its own cache, and takes
+// it in pieces; who is done takes pieces of the others, so that a descheduled thread delays only its piece.
 class Pool {
    public:
     // False where another thread has the pool.
     bool try_run(Job job) {
         const std::unique_lock<std::mutex> lock(mutex_, std::try_to_lock);
         if (!lock.owns_lock()) return false;
-        grow(job.parts - 1);
-        job.parts = std::min<int>(job.parts, static_cast<int>(workers_.size()) + 1);
+        grow(job.parts);
+        job.parts = std::min<int>(job.parts, static_cast<int>(slots_.size()));
         job_ = job;
         error_ = nullptr;
-        unfinished_.store(job.parts - 1, std::memory_order_relaxed);
-        for (int i = 0; i < job.parts - 1; ++i) {
-            workers_[static_cast<std::size_t>(i)].ticket.fetch_add(1, std::memory_order_release);
-            workers_[static_cast<std::size_t>(i)].ticket.notify_one();
+        for (int i = 0; i < job.parts; ++i) {
+            Slot& slot = slots_[static_cast<std::size_t>(i)];
+            const std::int64_t begin = job.count * i / job.parts;
+            slot.end = job.count * (i + 1) / job.parts;
+            slot.piece = std::max<std::int64_t>(1, (slot.end - begin) / pieces_a_part);
+            slot.next.store(begin, std::memory_order_relaxed);
         }
-        std::exception_ptr own_error;
-        try {
-            job_.run_part(0);
-        } catch (...) {
-            own_error = std::current_exception();
+        for (int i = 1; i < job.parts; ++i) {
+            slots_[static_cast<std::size_t>(i)].state.store(posted, std::memory_order_release);
+            slots_[static_cast<std::size_t>(i)].state.notify_one();
         }
-        const auto done = [this] { return unfinished_.load(std::memory_order_acquire) == 0; };
-        if (!spin_until(done)) {
-            for (int left = unfinished_.load(std::memory_order_acquire); left != 0;
-                 left = unfinished_.load(std::memory_order_acquire)) {
-                unfinished_.wait(left, std::memory_order_acquire);
-            }
-        }
-        if (own_error) std::rethrow_exception(own_error);
+        take_pieces(0);
+        for (int i = 1; i < job.parts; ++i) wait_or_revoke(slots_[static_cast<std::size_t>(i)].state);
         if (error_) std::rethrow_exception(error_);
         return true;
     }
 
    private:
-    struct alignas(64) Worker {
-        std::atomic<std::uint32_t> ticket{0};  // one more than before: a job is there
+    static constexpr std::int64_t pieces_a_part = 16;
+
+    // A worker's state. The caller posts; the worker runs and goes back to idle; the caller takes back what no worker
+    // has begun (one that sleeps needs up to 50 us to wake, and others have done its part by then).
+    enum : int { idle, posted, running };
+
+    struct alignas(64) Slot {
+        std::atomic<int> state{idle};  // unused in slot 0, the caller's
+        std::atomic<std::int64_t> next{0};
+        std::int64_t end = 0;
+        std::int64_t piece = 1;
     };
 
-    // Starts workers up to `wanted`; fewer where the system refuses a thread.
+    static void wait_or_revoke(std::atomic<int>& state) {
+        int seen = posted;
+        if (state.compare_exchange_strong(seen, idle, std::memory_order_acq_rel)) return;
+        if (spin_until([&] { return state.load(std::memory_order_acquire) != running; })) return;
+        state.wait(running, std::memory_order_acquire);
+    }
+
+    void take_pieces(int own) {
+        try {
+            for (int i = 0; i < job_.parts; ++i) {
+                Slot& slot = slots_[static_cast<std::size_t>((own + i) % job_.parts)];
+                for (;;) {
+                    const std::int64_t begin = slot.next.fetch_add(slot.piece, std::memory_order_relaxed);
+                    if (begin >= slot.end) break;
+                    job_.body(job_.context, begin, std::min(begin + slot.piece, slot.end));
+                }
+            }
+        } catch (...) {
+            const std::lock_guard<std::mutex> lock(error_mutex_);
+            error_ = std::current_exception();
+        }
+    }
+
+    // Makes slots for `wanted` threads, the caller's included; fewer where the system refuses a thread.
     void grow(int wanted) {
-        while (static_cast<int>(workers_.size()) < wanted) {
-            workers_.emplace_back();
+        if (slots_.empty()) slots_.emplace_back();
+        while (static_cast<int>(slots_.size()) < wanted) {
+            Slot& slot = slots_.emplace_back();
+            const int index = static_cast<int>(slots_.size()) - 1;
             // Signals belong to the threads of the application (Python's handlers run in its main thread).
             sigset_t all;
             sigset_t before;
@@ -127,10 +153,9 @@ class Pool {
             pthread_sigmask(SIG_SETMASK, &all, &before);
             bool started = true;
             try {
-                const int index = static_cast<int>(workers_.size());
-                std::thread([this, index, &ticket = workers_.back().ticket] { work(index, ticket); }).detach();
+                std::thread([this, index, &slot] { work(index, slot.state); }).detach();
             } catch (const std::system_error&) {
-                workers_.pop_back();
+                slots_.pop_back();
                 started = false;
             }
             pthread_sigmask(SIG_SETMASK, &before, nullptr);
@@ -138,27 +163,26 @@ class Pool {
         }
     }
 
-    void work(int index, std::atomic<std::uint32_t>& ticket) {
-        for (std::uint32_t seen = 0;; ++seen) {
-            if (!spin_until([&] { return ticket.load(std::memory_order_acquire) != seen; })) {
-                ticket.wait(seen, std::memory_order_acquire);
+    [[noreturn]] void work(int index, std::atomic<int>& state) {
+        inside_parallel_for = true;
+        for (;;) {
+            if (!spin_until([&] { return state.load(std::memory_order_acquire) == posted; })) {
+                state.wait(idle, std::memory_order_acquire);
             }
-            try {
+            int seen = posted;
+            if (!state.compare_exchange_strong(seen, running, std::memory_order_acq_rel)) continue;
+            {
                 const DefaultFloatingPoint scope;
-                job_.run_part(index);
-            } catch (...) {
-                const std::lock_guard<std::mutex> lock(error_mutex_);
-                error_ = std::current_exception();
+                take_pieces(index);
             }
-            // The caller may return, and start the next job, as soon as this reaches zero.
-            if (unfinished_.fetch_sub(1, std::memory_order_acq_rel) == 1) unfinished_.notify_one();
+            state.store(idle, std::memory_order_release);
+            state.notify_one();
         }
     }
 
     std::mutex mutex_;
-    std::deque<Worker> workers_;  // a deque: a worker keeps a reference to its element while others are added
+    std::deque<Slot> slots_;  // a deque: a worker keeps a reference to its slot while others are added
     Job job_;
-    alignas(64) std::atomic<int> unfinished_{0};
     std::mutex error_mutex_;
     std::exception_ptr error_;
 };
@@ -181,8 +205,6 @@ Pool& pool() {
     }
     return *fresh;
 }
-
-thread_local bool inside_parallel_for = false;
 
 }  // namespace
 

@@ -33,17 +33,57 @@ def reference_weight(b: Any, scales: Any, scale2: Any, *, block_size: int = 16) 
         block_size: values of K that share a scale.
 
     Returns:
-        float64 [N, K]. The formats are those of OCP Microscaling Formats v1.0 (E2M1) and OCP 8-bit Floating Point (E4M3).
+        float64 [N, K], NaN where a scale is. The formats are those of OCP Microscaling Formats v1.0 (E2M1) and OCP 8-bit Floating Point (E4M3).
+
+    Raises:
+        TypeError, ValueError: as Fp4Linear does, naming the argument.
     """
-    codes = np.asarray(b).view(np.uint8)
-    scale_bytes = np.asarray(scales).view(np.uint8)
+    codes = _packed_codes(b)
     n, k = codes.shape[0], 2 * codes.shape[1]
+    scale_bytes = _scale_bytes(scales, n, k, block_size)
+    factor = _global_scale(scale2, n)
     weight = np.empty((n, k), np.float64)
     weight[:, 0::2] = E2M1[codes & 0xF]
     weight[:, 1::2] = E2M1[codes >> 4]
     scale_of_k = E4M3[scale_bytes][:, np.arange(k) // block_size]
-    factor = np.asarray(scale2, np.float32).astype(np.float64)
     return weight * scale_of_k * (factor.reshape(-1, 1) if factor.ndim else factor)
+
+
+def _packed_codes(b: Any) -> npt.NDArray[np.uint8]:
+    array = np.asarray(b)
+    if array.ndim != 2:
+        raise ValueError(f"b: expected shape [N, K/2], got {list(array.shape)}")
+    if array.dtype.name == "float4_e2m1fn":  # ml_dtypes keeps one code a byte
+        if array.shape[1] % 2:
+            raise ValueError(f"b: K must be even (two codes a byte), got shape {list(array.shape)}")
+        codes = np.ascontiguousarray(array).view(np.uint8)
+        return (codes[:, 0::2] & 0xF) | (codes[:, 1::2] << 4)
+    if array.dtype not in (np.uint8, np.int8):
+        raise TypeError(f"b: expected uint8 (two E2M1 codes a byte), int8 or float4_e2m1, got {array.dtype}")
+    return array.view(np.uint8)
+
+
+def _scale_bytes(scales: Any, n: int, k: int, block_size: int) -> npt.NDArray[np.uint8]:
+    if block_size < 1:
+        raise ValueError(f"block_size: expected a number >= 1, got {block_size}")
+    array = np.asarray(scales)
+    if array.dtype.name not in ("uint8", "float8_e4m3fn"):
+        raise TypeError(f"scales: expected raw E4M3 bytes, uint8 or float8_e4m3fn, got {array.dtype}")
+    blocks = -(-k // block_size)
+    if array.shape != (n, blocks):
+        raise ValueError(f"scales: expected shape [{n}, {blocks}], got {list(array.shape)}")
+    return array.view(np.uint8)
+
+
+def _global_scale(scale2: Any, n: int) -> npt.NDArray[np.float64]:
+    factor = np.asarray(scale2)
+    if factor.dtype.kind not in "fiuV" or isinstance(scale2, bool):
+        raise TypeError(f"scale2: expected a number, or a float array of 1 or N elements, got {factor.dtype}")
+    if factor.size == 1 and factor.ndim <= 1:
+        factor = factor.reshape(())
+    elif factor.shape != (n,):
+        raise ValueError(f"scale2: expected 1 element or shape [{n}], got {list(factor.shape)}")
+    return factor.astype(np.float32).astype(np.float64)
 
 
 def reference(
@@ -60,7 +100,12 @@ def reference(
         float64 [..., N].
     """
     weight = reference_weight(b, scales, scale2, block_size=block_size)
-    y: npt.NDArray[np.float64] = np.asarray(x).astype(np.float64) @ weight.T
+    activations = np.asarray(x)
+    if activations.ndim == 0 or activations.shape[-1] != weight.shape[1]:
+        raise ValueError(f"x: expected shape [..., {weight.shape[1]}], got {list(activations.shape)}")
+    if bias is not None and np.shape(bias) != (weight.shape[0],):
+        raise ValueError(f"bias: expected shape [{weight.shape[0]}], got {list(np.shape(bias))}")
+    y: npt.NDArray[np.float64] = activations.astype(np.float64) @ weight.T
     if bias is not None:
         y = y + np.asarray(bias).astype(np.float64)
     return y

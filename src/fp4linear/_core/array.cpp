@@ -3,9 +3,11 @@
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/string.h>
 
+#include <algorithm>
 #include <cstring>
 #include <utility>
 
+#include "device_array.h"
 #include "dlpack.h"
 
 namespace fp4linear::python {
@@ -23,21 +25,72 @@ std::string qualified_name(nb::handle object) {
     return module == "builtins" ? name : module + "." + name;
 }
 
+[[noreturn]] void raise_naming(nb::python_error& error, PyObject* type, const char* argument) {
+    auto text = nb::cast<std::string>(nb::str(error.value()));
+    text.resize(std::min(text.size(), text.find('\n')));  // torch appends its C++ frames
+    nb::raise_from(error, type, "%s: %s", argument, text.c_str());
+    throw nb::python_error();
+}
+
 // A module that the caller has imported already; this package imports no framework.
 nb::object loaded_module(const char* name) {
-    nb::dict modules = nb::cast<nb::dict>(nb::module_::import_("sys").attr("modules"));
-    return modules.contains(name) ? nb::borrow(modules[name]) : nb::none();
+    PyObject* module = PyImport_GetModule(nb::str(name).ptr());
+    if (module == nullptr) PyErr_Clear();
+    return module == nullptr ? nb::none() : nb::steal(module);
 }
 
-bool is_torch_tensor(nb::handle object, nb::object& torch) {
-    torch = loaded_module("torch");
-    // While torch is being imported its module is there and Tensor is not.
-    return !torch.is_none() && nb::hasattr(torch, "Tensor") && nb::isinstance(object, torch.attr("Tensor"));
-}
+// A class of a framework, looked up until the framework is there and then kept: a call costs microseconds, and so would
+// the look-up. Never freed, since modules live as long.
+class FrameworkType {
+   public:
+    FrameworkType(const char* module, const char* name) : module_(module), name_(name) {}
 
-bool is_jax_array(nb::handle object) {
-    nb::object jax = loaded_module("jax");
-    return !jax.is_none() && nb::hasattr(jax, "Array") && nb::isinstance(object, jax.attr("Array"));
+    [[nodiscard]] bool is_instance(nb::handle object) {
+        PyObject* type = reinterpret_cast<PyObject*>(Py_TYPE(object.ptr()));
+        if (type == type_.ptr()) return true;
+        if (!find()) return false;
+        return nb::isinstance(object, type_);
+    }
+    [[nodiscard]] bool is_exact(nb::handle object) const {
+        return reinterpret_cast<PyObject*>(Py_TYPE(object.ptr())) == type_.ptr();
+    }
+    [[nodiscard]] const nb::object& type() const { return type_; }
+    [[nodiscard]] const nb::object& module() const { return loaded_; }
+
+   private:
+    bool find() {
+        if (type_.is_valid()) return true;
+        nb::object module = loaded_module(module_);
+        // While a framework is being imported its module is there and the class is not.
+        if (module.is_none() || !nb::hasattr(module, name_)) return false;
+        type_ = module.attr(name_);
+        loaded_ = module;
+        return true;
+    }
+
+    const char *module_, *name_;
+    nb::object type_, loaded_;
+};
+
+FrameworkType& numpy_array() {
+    static auto* type = new FrameworkType("numpy", "ndarray");
+    return *type;
+}
+FrameworkType& torch_tensor() {
+    static auto* type = new FrameworkType("torch", "Tensor");
+    return *type;
+}
+FrameworkType& torch_parameter() {
+    static auto* type = new FrameworkType("torch.nn", "Parameter");
+    return *type;
+}
+FrameworkType& jax_array() {
+    static auto* type = new FrameworkType("jax", "Array");
+    return *type;
+}
+FrameworkType& cupy_array() {
+    static auto* type = new FrameworkType("cupy", "ndarray");
+    return *type;
 }
 
 struct NamedElement {
@@ -82,7 +135,29 @@ Array from_numpy(nb::handle object, const char* argument) {
     return a;
 }
 
+Array from_cupy(nb::handle object) {
+    Array a;
+    a.source = nb::borrow(object);
+    a.library = Library::cupy;
+    a.dtype = nb::cast<std::string>(nb::str(object.attr("dtype").attr("name")));
+    a.item_size = nb::cast<std::int64_t>(object.attr("dtype").attr("itemsize"));
+    for (const NamedElement& each : named_elements)
+        if (a.dtype == each.name) a.element = each.element;
+    a.data = reinterpret_cast<const std::uint8_t*>(nb::cast<std::uintptr_t>(object.attr("data").attr("ptr")));
+    nb::tuple shape = nb::cast<nb::tuple>(object.attr("shape"));
+    nb::tuple strides = nb::cast<nb::tuple>(object.attr("strides"));
+    if (nb::len(shape) > max_ndim) raise(PyExc_ValueError, "a CuPy array of more than 8 dimensions");
+    a.ndim = static_cast<int>(nb::len(shape));
+    for (int i = 0; i < a.ndim; ++i) {
+        a.shape[i] = nb::cast<std::int64_t>(shape[i]);
+        a.strides[i] = nb::cast<std::int64_t>(strides[i]);
+    }
+    return a;
+}
+
 std::string device_text(const dlpack::Device& device) {
+    if (device.type == dlpack::cpu) return "the CPU";
+    if (device.type == dlpack::cuda_host) return "pinned host memory";
     if (device.type == dlpack::cuda) return "cuda:" + std::to_string(device.id);
     if (device.type == dlpack::cuda_managed) return "CUDA managed memory";
     return "DLPack device type " + std::to_string(device.type) + ", id " + std::to_string(device.id);
@@ -125,10 +200,17 @@ void describe_dtype(Array& a, const dlpack::DataType& t) {
               std::to_string(t.bits) + (t.lanes == 1 ? "" : ", lanes " + std::to_string(t.lanes));
 }
 
-void fill_from_tensor(Array& a, const dlpack::Tensor& t, const char* argument) {
+void check_place(const dlpack::Device& device, const Place& place, const char* argument) {
+    const bool here = place.cuda ? device.type == dlpack::cuda && device.id == place.index
+                                 : device.type == dlpack::cpu || device.type == dlpack::cuda_host;
+    if (here) return;
+    raise(PyExc_ValueError, std::string(argument) + ": expected an array on " + (place.cuda ? place_text(place) : "the CPU") +
+                                ", where the layer is, got one in " + device_text(device));
+}
+
+void fill_from_tensor(Array& a, const dlpack::Tensor& t, const char* argument, const Place& place) {
     const std::string name(argument);
-    if (t.device.type != dlpack::cpu && t.device.type != dlpack::cuda_host)
-        raise(PyExc_ValueError, name + ": expected an array on the CPU, where the layer is, got " + device_text(t.device));
+    check_place(t.device, place, argument);
     if (t.ndim < 0 || t.ndim > max_ndim)
         raise(PyExc_ValueError, name + ": at most 8 dimensions, got " + std::to_string(t.ndim));
     describe_dtype(a, t.dtype);
@@ -146,7 +228,7 @@ void fill_from_tensor(Array& a, const dlpack::Tensor& t, const char* argument) {
 }
 
 // Takes the tensor out of the capsule: from here on its deleter is ours to call, exactly once.
-Array from_capsule(nb::handle capsule, const char* argument) {
+Array from_capsule(nb::handle capsule, const char* argument, const Place& place) {
     Array a;
     if (PyCapsule_IsValid(capsule.ptr(), "dltensor_versioned")) {
         auto* managed =
@@ -159,53 +241,83 @@ Array from_capsule(nb::handle capsule, const char* argument) {
             if (managed->deleter != nullptr) managed->deleter(managed);
         };
         a.read_only = (managed->flags & dlpack::flag_read_only) != 0;
-        fill_from_tensor(a, managed->tensor, argument);
+        fill_from_tensor(a, managed->tensor, argument, place);
     } else if (PyCapsule_IsValid(capsule.ptr(), "dltensor")) {
         auto* managed = static_cast<dlpack::ManagedTensor*>(PyCapsule_GetPointer(capsule.ptr(), "dltensor"));
         PyCapsule_SetName(capsule.ptr(), "used_dltensor");
         a.release = [managed] {
             if (managed->deleter != nullptr) managed->deleter(managed);
         };
-        fill_from_tensor(a, managed->tensor, argument);
+        fill_from_tensor(a, managed->tensor, argument, place);
     } else {
         raise(PyExc_BufferError, std::string(argument) + ": not a DLPack capsule, or one that was used before");
     }
     return a;
 }
 
-Array from_dlpack(nb::handle object, const char* argument) {
+dlpack::Device dlpack_device(nb::handle object) {
+    nb::tuple device = nb::cast<nb::tuple>(nb::object(object.attr("__dlpack_device__")()));
+    return {static_cast<std::int32_t>(nb::cast<long>(nb::int_(nb::object(device[0])))),
+            static_cast<std::int32_t>(nb::cast<long>(nb::int_(nb::object(device[1]))))};
+}
+
+// The array API's number of a CUDA stream: 1 is the legacy default stream, 2 the per-thread one.
+std::uintptr_t stream_number(void* stream) {
+    return stream == nullptr ? 1 : reinterpret_cast<std::uintptr_t>(stream);
+}
+
+Array from_dlpack(nb::handle object, const char* argument, const Place& place, void* stream) {
     nb::object export_method = object.attr("__dlpack__");
-    if (nb::hasattr(object, "__dlpack_device__")) {
-        // Asked first, so that no data is exported (or copied between devices) only to be refused.
-        nb::tuple device = nb::cast<nb::tuple>(nb::object(object.attr("__dlpack_device__")()));
-        const dlpack::Device d{static_cast<std::int32_t>(nb::cast<long>(nb::int_(nb::object(device[0])))),
-                               static_cast<std::int32_t>(nb::cast<long>(nb::int_(nb::object(device[1]))))};
-        if (d.type != dlpack::cpu && d.type != dlpack::cuda_host)
-            raise(PyExc_ValueError, std::string(argument) + ": expected an array on the CPU, where the layer is, got " +
-                                        device_text(d));
-    }
+    // Asked first, so that no data is exported (or copied between devices) only to be refused.
+    if (nb::hasattr(object, "__dlpack_device__")) check_place(dlpack_device(object), place, argument);
+    nb::dict keywords;
+    if (place.cuda) keywords["stream"] = stream_number(stream);
     nb::object capsule;
     try {
-        capsule = export_method(nb::arg("max_version") = nb::make_tuple(dlpack::supported_major, 1));
+        try {
+            capsule = export_method(nb::arg("max_version") = nb::make_tuple(dlpack::supported_major, 1), **keywords);
+        } catch (nb::python_error& error) {
+            if (!error.matches(PyExc_TypeError)) throw;
+            capsule = export_method(**keywords);  // a producer of before DLPack 1.0 does not know max_version
+        }
     } catch (nb::python_error& error) {
-        if (!error.matches(PyExc_TypeError)) throw;
-        capsule = export_method();  // a producer of before DLPack 1.0 does not know max_version
+        // The producer's own words, under the name of the argument.
+        if (!error.matches(PyExc_Exception)) throw;
+        raise_naming(error, PyExc_BufferError, argument);
     }
-    Array a = from_capsule(capsule, argument);
+    Array a = from_capsule(capsule, argument, place);
     a.source = nb::borrow(object);
     return a;
 }
 
-Array from_torch(nb::handle object, nb::handle torch, const char* argument, Gradient gradient) {
+// The exchange table of torch.Tensor, or null in a torch that has none (before 2.10).
+const dlpack::ExchangeApi* torch_exchange() {
+    static const dlpack::ExchangeApi* const api = []() -> const dlpack::ExchangeApi* {
+        const nb::object& type = torch_tensor().type();
+        if (!nb::hasattr(type, "__dlpack_c_exchange_api__")) return nullptr;
+        nb::object capsule = type.attr("__dlpack_c_exchange_api__");
+        if (!PyCapsule_IsValid(capsule.ptr(), "dlpack_exchange_api")) return nullptr;
+        auto* header =
+            static_cast<dlpack::ExchangeApiHeader*>(PyCapsule_GetPointer(capsule.ptr(), "dlpack_exchange_api"));
+        while (header != nullptr && header->version.major > dlpack::supported_major) header = header->previous;
+        return reinterpret_cast<const dlpack::ExchangeApi*>(header);
+    }();
+    return api;
+}
+
+Array from_torch(nb::handle object, const char* argument, Gradient gradient, const Place& place, void* stream) {
     const std::string name(argument);
     nb::object tensor = nb::borrow(object);
     // Tensor subclasses that intercept dispatch (FakeTensor, DTensor, quantised wrappers) own no plain memory.
-    nb::object type = nb::borrow(reinterpret_cast<PyObject*>(Py_TYPE(object.ptr())));
-    if (!type.attr("__torch_dispatch__").is(torch.attr("Tensor").attr("__torch_dispatch__")))
-        raise(PyExc_TypeError, name + ": expected a plain torch.Tensor, got " + qualified_name(object));
+    if (!torch_tensor().is_exact(object) && !torch_parameter().is_exact(object)) {
+        nb::object type = nb::borrow(reinterpret_cast<PyObject*>(Py_TYPE(object.ptr())));
+        if (!torch_parameter().is_instance(object) &&
+            !type.attr("__torch_dispatch__").is(torch_tensor().type().attr("__torch_dispatch__")))
+            raise(PyExc_TypeError, name + ": expected a plain torch.Tensor, got " + qualified_name(object));
+    }
     if (nb::cast<bool>(tensor.attr("is_meta"))) raise(PyExc_ValueError, name + ": a meta tensor holds no data");
     if (nb::cast<bool>(tensor.attr("requires_grad"))) {
-        const bool recording = nb::cast<bool>(torch.attr("is_grad_enabled")());
+        const bool recording = nb::cast<bool>(torch_tensor().module().attr("is_grad_enabled")());
         if (gradient == Gradient::refuse || (gradient == Gradient::refuse_if_recording && recording))
             raise(PyExc_ValueError, name + " requires grad, and this call records none: call it under torch.no_grad(), or pass " +
                                         name + ".detach()");
@@ -215,14 +327,25 @@ Array from_torch(nb::handle object, nb::handle torch, const char* argument, Grad
         if (gradient == Gradient::refuse) raise(PyExc_ValueError, name + ": expected a tensor without a lazy negation");
         tensor = tensor.attr("resolve_neg")();
     }
-    Array a = from_dlpack(tensor, argument);
+    const dlpack::ExchangeApi* api = torch_exchange();
+    Array a;
+    if (api != nullptr && api->tensor_from_object != nullptr) {
+        dlpack::Tensor borrowed;
+        if (api->tensor_from_object(tensor.ptr(), &borrowed) != 0) {
+            nb::python_error error;  // sparse, batched by vmap, and other tensors without plain memory
+            raise_naming(error, PyExc_TypeError, argument);
+        }
+        fill_from_tensor(a, borrowed, argument, place);
+    } else {
+        a = from_dlpack(tensor, argument, place, stream);
+    }
+    a.source = std::move(tensor);  // owns the memory
     a.library = Library::torch;
     return a;
 }
 
-Array from_jax(nb::handle object, const char* argument) {
-    nb::object jax = loaded_module("jax");
-    if (nb::isinstance(object, jax.attr("core").attr("Tracer")))
+Array from_jax(nb::handle object, const char* argument, const Place& place, void* stream) {
+    if (nb::isinstance(object, jax_array().module().attr("core").attr("Tracer")))
         raise(PyExc_TypeError, std::string(argument) + ": a traced JAX value has no data; call the layer outside of jit");
     // JAX's 4-bit arrays are unpacked in host memory, one code a byte, which their DLPack type does not say.
     const auto dtype = nb::cast<std::string>(nb::str(object.attr("dtype").attr("name")));
@@ -230,7 +353,7 @@ Array from_jax(nb::handle object, const char* argument) {
     if (dtype == "float4_e2m1fn") {
         a = from_numpy(numpy().attr("asarray")(object), argument);
     } else {
-        a = from_dlpack(object, argument);
+        a = from_dlpack(object, argument, place, stream);
     }
     a.source = nb::borrow(object);
     a.library = Library::jax;
@@ -274,9 +397,9 @@ std::int64_t Array::size() const {
 }
 
 bool Array::is_contiguous() const {
+    if (size() == 0) return true;  // whatever the strides say: NumPy's are 0 there
     std::int64_t expected = item_size;
     for (int i = ndim - 1; i >= 0; --i) {
-        if (shape[i] == 0) return true;
         if (shape[i] != 1 && strides[i] != expected) return false;
         expected *= shape[i];
     }
@@ -314,15 +437,60 @@ const std::uint8_t* Array::contiguous(std::vector<std::uint8_t>& storage) const 
     }
 }
 
-Array import_array(nb::handle object, const char* argument, Gradient gradient) {
-    nb::object torch;
-    if (nb::isinstance(object, numpy().attr("ndarray"))) return from_numpy(object, argument);
-    if (is_torch_tensor(object, torch)) return from_torch(object, torch, argument, gradient);
-    if (is_jax_array(object)) return from_jax(object, argument);
-    if (nb::hasattr(object, "__dlpack__")) return from_dlpack(object, argument);
-    if (PyCapsule_CheckExact(object.ptr())) return from_capsule(object, argument);
+std::string place_text(const Place& place) { return place.cuda ? "cuda:" + std::to_string(place.index) : "cpu"; }
+
+Array import_array(nb::handle object, const char* argument, Gradient gradient, const Place& place, void* stream) {
+    if (torch_tensor().is_instance(object)) return from_torch(object, argument, gradient, place, stream);
+    if (numpy_array().is_instance(object)) {
+        if (place.cuda) check_place({dlpack::cpu, 0}, place, argument);
+        return from_numpy(object, argument);
+    }
+    if (jax_array().is_instance(object)) return from_jax(object, argument, place, stream);
+    if (cupy_array().is_instance(object)) {
+        check_place({dlpack::cuda, nb::cast<int>(object.attr("device").attr("id"))}, place, argument);
+        return from_cupy(object);
+    }
+    if (!PyType_Check(object.ptr()) && nb::hasattr(object, "__dlpack__"))
+        return from_dlpack(object, argument, place, stream);
+    if (PyCapsule_CheckExact(object.ptr())) return from_capsule(object, argument, place);
     raise(PyExc_TypeError, std::string(argument) + ": expected an array (NumPy, or any that exports DLPack), got " +
                                qualified_name(object));
+}
+
+Place place_of(nb::handle object) {
+    if (numpy_array().is_instance(object) || PyType_Check(object.ptr()) || !nb::hasattr(object, "__dlpack_device__"))
+        return {};
+    if (jax_array().is_instance(object) && nb::isinstance(object, jax_array().module().attr("core").attr("Tracer")))
+        return {};
+    if (torch_tensor().is_instance(object) && nb::cast<bool>(object.attr("is_meta"))) return {};
+    const dlpack::Device device = dlpack_device(object);
+    return {device.type == dlpack::cuda, device.type == dlpack::cuda ? device.id : 0};
+}
+
+nb::object on_host(nb::handle object) {
+    if (!place_of(object).cuda) return nb::borrow(object);
+    if (torch_tensor().is_instance(object)) return object.attr("detach")().attr("cpu")();
+    if (cupy_array().is_instance(object)) return object.attr("get")();
+    if (jax_array().is_instance(object)) return numpy().attr("asarray")(object);
+    raise(PyExc_TypeError, "expected an array of torch, CuPy, JAX or NumPy, got " + qualified_name(object) + " on a GPU");
+}
+
+std::optional<void*> current_stream(nb::handle object, const Place& place) {
+    if (torch_tensor().is_instance(object)) {
+        const dlpack::ExchangeApi* api = torch_exchange();
+        void* stream = nullptr;
+        if (api != nullptr && api->current_stream != nullptr) {
+            if (api->current_stream(dlpack::cuda, place.index, &stream) != 0) throw nb::python_error();
+            return stream;
+        }
+        nb::object current = torch_tensor().module().attr("cuda").attr("current_stream")(place.index);
+        return reinterpret_cast<void*>(nb::cast<std::uintptr_t>(current.attr("cuda_stream")));
+    }
+    if (cupy_array().is_instance(object)) {
+        nb::object current = cupy_array().module().attr("cuda").attr("get_current_stream")();
+        return reinterpret_cast<void*>(nb::cast<std::uintptr_t>(current.attr("ptr")));
+    }
+    return std::nullopt;
 }
 
 nb::object numpy() { return nb::module_::import_("numpy"); }
@@ -338,42 +506,108 @@ void* numpy_data(nb::handle array) {
     return reinterpret_cast<void*>(nb::cast<std::uintptr_t>(nb::cast<nb::tuple>(interface["data"])[0]));
 }
 
-Output::Output(const Array& like, const std::vector<std::int64_t>& shape) : like_(like.source), library_(like.library) {
+namespace {
+
+nb::tuple extents_of(const std::vector<std::int64_t>& shape) {
     nb::list list;
     for (const std::int64_t extent : shape) list.append(extent);
-    nb::tuple extents(list);
+    return nb::tuple(list);
+}
+
+// torch's own allocator through its exchange table: 0.7 us where torch.empty takes 2.
+nb::object torch_empty(const std::vector<std::int64_t>& shape, const Array& like, const Place& place, void** data) {
+    const dlpack::ExchangeApi* api = torch_exchange();
+    if (api == nullptr) {
+        nb::object y = torch_tensor().module().attr("empty")(
+            extents_of(shape), nb::arg("dtype") = like.source.attr("dtype"), nb::arg("device") = like.source.attr("device"));
+        *data = reinterpret_cast<void*>(nb::cast<std::uintptr_t>(y.attr("data_ptr")()));
+        return y;
+    }
+    std::vector<std::int64_t> extents(shape), strides(shape.size());
+    std::int64_t count = 1;
+    for (std::size_t i = shape.size(); i-- > 0;) {
+        strides[i] = count;
+        count *= shape[i];
+    }
+    const std::uint8_t code = like.element == Element::bfloat16 ? dlpack::code_bfloat : dlpack::code_float;
+    dlpack::Tensor prototype{.data = nullptr,
+                             .device = {place.cuda ? dlpack::cuda : dlpack::cpu, place.index},
+                             .ndim = static_cast<std::int32_t>(shape.size()),
+                             .dtype = {code, static_cast<std::uint8_t>(8 * like.item_size), 1},
+                             .shape = extents.data(),
+                             .strides = strides.data(),
+                             .byte_offset = 0};
+    dlpack::ManagedTensorVersioned* managed = nullptr;
+    std::string problem;
+    const auto note = [](void* context, const char* kind, const char* message) {
+        *static_cast<std::string*>(context) = std::string(kind) + ": " + message;
+    };
+    if (api->allocate(&prototype, &managed, &problem, note) != 0) {
+        if (PyErr_Occurred() != nullptr) throw nb::python_error();
+        raise(PyExc_MemoryError, "y: " + problem);
+    }
+    *data = static_cast<std::uint8_t*>(managed->tensor.data) + managed->tensor.byte_offset;
+    void* object = nullptr;
+    if (api->object_from_managed(managed, &object) != 0) throw nb::python_error();
+    return nb::steal(static_cast<PyObject*>(object));
+}
+
+}  // namespace
+
+Output::Output(const Array& like, const std::vector<std::int64_t>& shape, const Place& place, void* stream)
+    : like_(like.source), library_(like.library), place_(place) {
     if (library_ == Library::torch) {
-        array_ = loaded_module("torch").attr("empty")(extents, nb::arg("dtype") = like_.attr("dtype"),
-                                                      nb::arg("device") = like_.attr("device"));
-        data_ = reinterpret_cast<void*>(nb::cast<std::uintptr_t>(array_.attr("data_ptr")()));
-    } else if (library_ == Library::numpy || library_ == Library::jax) {
-        array_ = numpy().attr("empty")(extents, like_.attr("dtype"));
-        data_ = numpy_data(array_);
-    } else if (!has_namespace(like_) && like.element != Element::bfloat16) {
-        array_ = numpy_empty(shape, like.dtype.c_str());
-        data_ = numpy_data(array_);
+        array_ = torch_empty(shape, like, place, &data_);
+    } else if (place.cuda) {
+        make_device(like, shape, place, stream);
     } else {
-        std::size_t bytes = static_cast<std::size_t>(like.item_size);
-        std::vector<std::size_t> sizes;
-        for (const std::int64_t extent : shape) {
-            sizes.push_back(static_cast<std::size_t>(extent));
-            bytes *= static_cast<std::size_t>(extent);
-        }
-        auto* storage = new std::uint8_t[bytes == 0 ? 1 : bytes];
-        nb::capsule owner(storage, [](void* p) noexcept { delete[] static_cast<std::uint8_t*>(p); });
-        const nb::dlpack::dtype dtype =
-            like.element == Element::bfloat16
-                ? nb::dlpack::dtype{dlpack::code_bfloat, 16, 1}
-                : nb::dlpack::dtype{dlpack::code_float, static_cast<std::uint8_t>(8 * like.item_size), 1};
-        array_ = nb::cast(nb::ndarray<>(storage, sizes.size(), sizes.data(), owner, nullptr, dtype));
-        data_ = storage;
+        make_host(like, shape);
     }
 }
 
+void Output::make_host(const Array& like, const std::vector<std::int64_t>& shape) {
+    if (library_ == Library::numpy || library_ == Library::jax) {
+        array_ = numpy().attr("empty")(extents_of(shape), like_.attr("dtype"));
+        data_ = numpy_data(array_);
+        return;
+    }
+    if (!has_namespace(like_) && like.element != Element::bfloat16) {
+        array_ = numpy_empty(shape, like.dtype.c_str());
+        data_ = numpy_data(array_);
+        return;
+    }
+    std::size_t bytes = static_cast<std::size_t>(like.item_size);
+    std::vector<std::size_t> sizes;
+    for (const std::int64_t extent : shape) {
+        sizes.push_back(static_cast<std::size_t>(extent));
+        bytes *= static_cast<std::size_t>(extent);
+    }
+    auto* storage = new std::uint8_t[bytes == 0 ? 1 : bytes];
+    nb::capsule owner(storage, [](void* p) noexcept { delete[] static_cast<std::uint8_t*>(p); });
+    const nb::dlpack::dtype dtype = like.element == Element::bfloat16
+                                        ? nb::dlpack::dtype{dlpack::code_bfloat, 16, 1}
+                                        : nb::dlpack::dtype{dlpack::code_float,
+                                                            static_cast<std::uint8_t>(8 * like.item_size), 1};
+    array_ = nb::cast(nb::ndarray<nb::array_api>(storage, sizes.size(), sizes.data(), owner, nullptr, dtype));
+    data_ = storage;
+}
+
+void Output::make_device(const Array& like, const std::vector<std::int64_t>& shape, const Place& place, void* stream) {
+    if (library_ == Library::cupy) {
+        array_ = cupy_array().module().attr("empty")(extents_of(shape), like_.attr("dtype"));
+        data_ = reinterpret_cast<void*>(nb::cast<std::uintptr_t>(array_.attr("data").attr("ptr")));
+        return;
+    }
+    array_ = make_device_array(shape, like.element == Element::bfloat16, place.index, stream, &data_);
+}
+
 nb::object Output::finish() {
-    if (library_ == Library::jax) return loaded_module("jax").attr("device_put")(array_, like_.attr("device"));
+    if (library_ == Library::jax) {
+        if (place_.cuda) return jax_array().module().attr("dlpack").attr("from_dlpack")(array_);
+        return jax_array().module().attr("device_put")(array_, like_.attr("device"));
+    }
     // The array API standard's way to the library of an object. Without it the caller gets a NumPy array, or, for the
-    // bfloat16 that NumPy lacks, a plain DLPack producer.
+    // bfloat16 that NumPy lacks and on a GPU, a plain DLPack producer.
     if (library_ == Library::other && has_namespace(like_))
         return like_.attr("__array_namespace__")().attr("from_dlpack")(array_);
     return array_;

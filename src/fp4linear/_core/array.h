@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -14,7 +15,14 @@ namespace fp4linear::python {
 
 namespace nb = nanobind;
 
-enum class Library : std::uint8_t { numpy, torch, jax, other };
+enum class Library : std::uint8_t { numpy, torch, jax, cupy, other };
+
+// Where arrays have to be: the device of the layer.
+struct Place {
+    bool cuda = false;
+    int index = 0;
+};
+std::string place_text(const Place& place);  // "cpu", "cuda:1"
 
 enum class Element : std::uint8_t {
     float16,
@@ -66,21 +74,36 @@ std::string shape_text(const std::int64_t* shape, int ndim);
 // What gradient-tracking tensors are worth: x must not lose its graph silently, a weight's bytes have none.
 enum class Gradient : std::uint8_t { refuse_if_recording, ignore, refuse };
 
-// Imports a NumPy array or any DLPack producer (or a capsule) in host memory. Throws TypeError for what is no array,
-// ValueError for another device, BufferError for what DLPack forbids, each naming `argument`.
-Array import_array(nb::handle object, const char* argument, Gradient gradient);
+// Imports a NumPy array or any DLPack producer (or a capsule) at a place. On a GPU the array is safe to read on `stream`
+// from now on: torch's and CuPy's where that is their current stream, others because DLPack orders them. Throws TypeError
+// for what is no array, ValueError for another device, BufferError for what DLPack forbids, each naming `argument`.
+Array import_array(nb::handle object, const char* argument, Gradient gradient, const Place& place = {},
+                   void* stream = nullptr);
 
-// A fresh C-contiguous array of the library of `like`, to be filled and then finished.
+// Where an array is, without exporting it; the CPU for what cannot say.
+Place place_of(nb::handle object);
+
+// The same bytes on the CPU, in an array of the same library or of NumPy; synchronises. What is there already stays.
+nb::object on_host(nb::handle object);
+
+// The stream that the caller's library is putting its work on, where the library of `object` tells.
+std::optional<void*> current_stream(nb::handle object, const Place& place);
+
+// A fresh C-contiguous array at a place, of the library of `like`, to be filled on `stream` and then finished.
 class Output {
    public:
-    Output(const Array& like, const std::vector<std::int64_t>& shape);
+    Output(const Array& like, const std::vector<std::int64_t>& shape, const Place& place, void* stream);
     [[nodiscard]] void* data() const { return data_; }
     nb::object finish();  // the array for the caller
 
    private:
-    nb::object array_;   // the array itself, or the NumPy array or nanobind array it is made from
+    void make_host(const Array& like, const std::vector<std::int64_t>& shape);
+    void make_device(const Array& like, const std::vector<std::int64_t>& shape, const Place& place, void* stream);
+
+    nb::object array_;   // the array itself, or what it is made from
     nb::object like_;
     Library library_;
+    Place place_;
     void* data_ = nullptr;
 };
 

@@ -63,4 +63,22 @@ struct ManagedTensorVersioned {
     Tensor tensor;
 };
 
+// The table of functions by which a framework lends tensors without Python calls (DLPack 1.3), in a capsule named
+// "dlpack_exchange_api" at `__dlpack_c_exchange_api__` of the tensor type. None of them synchronises. They return 0, or
+// set a Python error; the allocator reports through its callback instead.
+struct ExchangeApiHeader {
+    Version version;
+    ExchangeApiHeader* previous;
+};
+
+struct ExchangeApi {
+    ExchangeApiHeader header;
+    int (*allocate)(Tensor* prototype, ManagedTensorVersioned** out, void* error_context,
+                    void (*set_error)(void* error_context, const char* kind, const char* message));
+    int (*managed_from_object)(void* object, ManagedTensorVersioned** out);
+    int (*object_from_managed)(ManagedTensorVersioned* tensor, void** out_object);
+    int (*tensor_from_object)(void* object, Tensor* out);  // may be null; borrows
+    int (*current_stream)(std::int32_t device_type, std::int32_t device_id, void** out_stream);
+};
+
 }  // namespace fp4linear::dlpack

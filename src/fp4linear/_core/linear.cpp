@@ -10,6 +10,8 @@
 
 #include "array.h"
 #include "bindings.h"
+#include "cuda/backend.h"
+#include "cuda/weight.h"
 #include "formats/e2m1.h"
 #include "formats/float16.h"
 
@@ -53,15 +55,32 @@ const char* nan_scales_text(NanScales n) {
     return n == NanScales::error ? "error" : n == NanScales::zero ? "zero" : "propagate";
 }
 
-void check_device(const std::optional<std::string>& device) {
-    if (!device || *device == "cpu") return;
-    if (device->rfind("cuda", 0) == 0 && (device->size() == 4 || (*device)[4] == ':'))
-        value_error("device='" + *device + "': " + cuda_unavailable_reason());
-    value_error("device: expected None, 'cpu', 'cuda' or 'cuda:N', got '" + *device + "'");
+// Where a layer is to be: what `device` says, else where b lives.
+Place layer_place(const std::optional<std::string>& device, nb::handle b) {
+    Place place;
+    if (!device) {
+        place = place_of(b);
+        if (!place.cuda) return place;
+    } else if (*device == "cpu") {
+        return place;
+    } else if (*device == "cuda") {
+        place = {.cuda = true, .index = 0};
+        if (const Place there = place_of(b); there.cuda) place = there;
+    } else if (device->rfind("cuda:", 0) == 0 && device->size() > 5 && device->size() < 9 &&
+               device->find_first_not_of("0123456789", 5) == std::string::npos) {
+        place = {.cuda = true, .index = std::stoi(device->substr(5))};
+    } else {
+        value_error("device: expected None, 'cpu', 'cuda' or 'cuda:N', got '" + *device + "'");
+    }
+    const int count = cuda::device_count();
+    if (place.index >= count)
+        value_error("device='" + place_text(place) + "': " +
+                    (count == 0 ? cuda_unavailable_reason() : "this machine has " + std::to_string(count) + " GPU(s)"));
+    return place;
 }
 
 void import_weight(Canonical& w, nb::handle b, nb::handle scales, int block_size) {
-    w.b_array = import_array(b, "b", Gradient::ignore);
+    w.b_array = import_array(on_host(b), "b", Gradient::ignore);
     const Array& ba = w.b_array;
     const bool one_code_a_byte = ba.element == Element::float4_e2m1fn;
     if (!one_code_a_byte && ba.element != Element::uint8 && ba.element != Element::int8 &&
@@ -72,7 +91,7 @@ void import_weight(Canonical& w, nb::handle b, nb::handle scales, int block_size
     w.k = one_code_a_byte ? ba.shape[1] : 2 * ba.shape[1];
     if (w.k % 2 != 0) value_error("b: K must be even (two codes a byte), got shape " + ba.shape_text());
 
-    w.scales_array = import_array(scales, "scales", Gradient::ignore);
+    w.scales_array = import_array(on_host(scales), "scales", Gradient::ignore);
     const Array& sa = w.scales_array;
     if (sa.element != Element::uint8 && sa.element != Element::float8_e4m3fn)
         type_error("scales: expected raw E4M3 bytes, uint8 or float8_e4m3fn, got " + sa.dtype);
@@ -123,17 +142,31 @@ bool is_float(Element e) {
     return e == Element::float16 || e == Element::bfloat16 || e == Element::float32 || e == Element::float64;
 }
 
+float scalar_scale2(nb::handle object) {
+    try {
+        return static_cast<float>(nb::cast<double>(nb::float_(object)));
+    } catch (nb::python_error& error) {
+        if (!error.matches(PyExc_OverflowError)) throw;
+    }
+    value_error("scale2 must be finite in float32, got an integer beyond its range");
+}
+
 std::vector<float> import_scale2(nb::handle object, std::int64_t n) {
     constexpr const char* expected = "scale2: expected a number, or a float array of 1 or N elements, got ";
     PyObject* p = object.ptr();
     if (PyBool_Check(p)) type_error(std::string(expected) + "bool");
-    if (PyFloat_Check(p) || PyLong_Check(p)) return {static_cast<float>(nb::cast<double>(nb::float_(object)))};
-    if (nb::isinstance(object, numpy().attr("generic")) && !nb::isinstance(object, numpy().attr("flexible")) &&
-        !nb::isinstance(object, numpy().attr("bool_")))
-        return {static_cast<float>(nb::cast<double>(nb::float_(object)))};
+    if (PyFloat_Check(p) || PyLong_Check(p)) return {scalar_scale2(object)};
+    if (nb::isinstance(object, numpy().attr("generic"))) {
+        // ml_dtypes' scalars are neither np.integer nor np.floating.
+        const auto module = nb::cast<std::string>(nb::str(object.type().attr("__module__")));
+        if (!nb::isinstance(object, numpy().attr("integer")) && !nb::isinstance(object, numpy().attr("floating")) &&
+            module != "ml_dtypes")
+            type_error(std::string(expected) + nb::cast<std::string>(nb::str(object.type().attr("__name__"))));
+        return {scalar_scale2(object)};
+    }
     if (PyUnicode_Check(p) || object.is_none())
         type_error(std::string(expected) + (object.is_none() ? "None" : "str"));
-    const Array a = import_array(object, "scale2", Gradient::ignore);
+    const Array a = import_array(on_host(object), "scale2", Gradient::ignore);
     if (!is_float(a.element)) type_error(std::string(expected) + a.dtype);
     const bool scalar = a.size() == 1 && a.ndim <= 1;
     const bool per_row = a.ndim == 1 && a.shape[0] == n;
@@ -144,7 +177,7 @@ std::vector<float> import_scale2(nb::handle object, std::int64_t n) {
 
 std::vector<float> import_bias(nb::handle object, std::int64_t n) {
     if (object.is_none()) return {};
-    const Array a = import_array(object, "bias", Gradient::ignore);
+    const Array a = import_array(on_host(object), "bias", Gradient::ignore);
     if (!is_float(a.element) || a.element == Element::float64)
         type_error("bias: expected float16, bfloat16 or float32, got " + a.dtype);
     if (a.ndim != 1 || a.shape[0] != n)
@@ -169,8 +202,9 @@ Layer make_layer(nb::handle b, nb::handle scales, nb::handle scale2, nb::handle 
                  const std::optional<std::string>& device, const std::string& nan_scales, const std::string& path,
                  const std::optional<std::string>& isa, const std::optional<int>& threads, bool batch_invariant) {
     if (block_size < 1) value_error("block_size: expected a number >= 1, got " + std::to_string(block_size));
-    check_device(device);
+    const Place place = layer_place(device, b);
     LinearArguments arguments;
+    if (place.cuda) arguments.cuda_device = place.index;
     arguments.nan_scales = parse_nan_scales(nan_scales);
     Canonical weight;
     import_weight(weight, b, scales, block_size);
@@ -245,11 +279,29 @@ void check_out(const Array& out, const Array& x, const std::vector<std::int64_t>
     if (o.begin < i.end && i.begin < o.end) value_error("out: overlaps x in memory");
 }
 
-nb::object forward(const Layer& layer, nb::handle x_object, nb::handle out_object, nb::handle stream) {
-    const Linear& linear = *layer.linear;
-    if (!stream.is_none()) value_error("stream: the layer is on the CPU, which has none");
-    const Array x = import_array(x_object, "x", Gradient::refuse_if_recording);
-    Problem problem;
+Place place_of_layer(const Linear& linear) {
+    const std::optional<int> device = linear.cuda_device();
+    return {.cuda = device.has_value(), .index = device.value_or(0)};
+}
+
+// The stream of the argument: None, an integer (a cudaStream_t), or an object of the CUDA stream protocol.
+std::optional<void*> parse_stream(nb::handle stream) {
+    if (stream.is_none()) return std::nullopt;
+    nb::object handle = nb::borrow(stream);
+    if (nb::hasattr(stream, "__cuda_stream__")) {
+        nb::object protocol = stream.attr("__cuda_stream__");
+        if (PyCallable_Check(protocol.ptr()) != 0) protocol = protocol();
+        handle = nb::object(protocol[1]);
+    } else if (nb::hasattr(stream, "cuda_stream")) {
+        handle = stream.attr("cuda_stream");  // torch.cuda.Stream before it had the protocol
+    }
+    if (!PyLong_Check(handle.ptr()) || PyBool_Check(handle.ptr()))
+        type_error("stream: expected an integer (a cudaStream_t) or an object with __cuda_stream__");
+    return reinterpret_cast<void*>(nb::cast<std::uintptr_t>(handle));
+}
+
+// The shape of y and the sizes of the problem.
+std::vector<std::int64_t> describe_call(const Linear& linear, const Array& x, Problem& problem) {
     problem.dtype = activation_dtype(x);
     if (x.ndim == 0 || x.shape[x.ndim - 1] != linear.in_features())
         value_error("x: expected shape [..., K] with K = " + std::to_string(linear.in_features()) + ", got " +
@@ -261,18 +313,37 @@ nb::object forward(const Layer& layer, nb::handle x_object, nb::handle out_objec
     problem.n = linear.out_features();
     problem.k = linear.in_features();
     problem.block_size = linear.block_size();
+    return shape;
+}
 
+// y: fresh, or the caller's.
+struct Destination {
     std::optional<Output> fresh;
     Array out;
-    if (out_object.is_none()) {
-        fresh.emplace(x, shape);
-        problem.y = fresh->data();
-    } else {
-        out = import_array(out_object, "out", Gradient::refuse);
-        check_out(out, x, shape);
-        problem.y = const_cast<std::uint8_t*>(out.data);
-    }
+    void* data = nullptr;
 
+    Destination(const Array& x, nb::handle out_object, const std::vector<std::int64_t>& shape, const Place& place,
+                void* stream) {
+        if (out_object.is_none()) {
+            fresh.emplace(x, shape, place, stream);
+            data = fresh->data();
+        } else {
+            out = import_array(out_object, "out", Gradient::refuse, place, stream);
+            check_out(out, x, shape);
+            data = const_cast<std::uint8_t*>(out.data);
+        }
+    }
+    nb::object finish(nb::handle out_object) { return fresh ? fresh->finish() : nb::borrow(out_object); }
+};
+
+nb::object forward_cpu(const Layer& layer, nb::handle x_object, nb::handle out_object, nb::handle stream) {
+    const Linear& linear = *layer.linear;
+    if (!stream.is_none()) value_error("stream: the layer is on the CPU, which has none");
+    const Array x = import_array(x_object, "x", Gradient::refuse_if_recording);
+    Problem problem;
+    const std::vector<std::int64_t> shape = describe_call(linear, x, problem);
+    Destination y(x, out_object, shape, {}, nullptr);
+    problem.y = y.data;
     std::optional<PathId> path;
     {
         nb::gil_scoped_release unlocked;
@@ -283,7 +354,70 @@ nb::object forward(const Layer& layer, nb::handle x_object, nb::handle out_objec
         path = linear.forward(problem);
     }
     last_call = {layer.serial, path};
-    return fresh ? fresh->finish() : nb::borrow(out_object);
+    return y.finish(out_object);
+}
+
+// What the GPU kernels load in one piece.
+constexpr std::uintptr_t gpu_row_alignment = 16;
+
+// x as the GPU paths read it: rows contiguous, apart and aligned. Nothing: x must be gathered first.
+std::optional<std::int64_t> gpu_row_stride(const Array& x, std::int64_t m) {
+    const std::optional<std::int64_t> stride = row_stride(x);
+    if (!stride || reinterpret_cast<std::uintptr_t>(x.data) % gpu_row_alignment != 0) return std::nullopt;
+    if (m <= 1) return stride;
+    const std::int64_t k = x.shape[x.ndim - 1];
+    const bool aligned = *stride * x.item_size % static_cast<std::int64_t>(gpu_row_alignment) == 0;
+    if (*stride < k || (!aligned && *stride != k)) return std::nullopt;
+    return stride;
+}
+
+// Memory that lives as long as the work that was put on its stream.
+class StreamMemory {
+   public:
+    explicit StreamMemory(void* stream) : stream_(stream) {}
+    ~StreamMemory() { cuda::release(data_, stream_); }
+    StreamMemory(const StreamMemory&) = delete;
+    StreamMemory& operator=(const StreamMemory&) = delete;
+    void* allocate(std::size_t bytes) { return data_ = cuda::allocate(bytes, stream_); }
+
+   private:
+    void* stream_;
+    void* data_ = nullptr;
+};
+
+nb::object forward_cuda(const Layer& layer, nb::handle x_object, nb::handle out_object, nb::handle stream_object) {
+    const Linear& linear = *layer.linear;
+    const Place place = place_of_layer(linear);
+    const cuda::CurrentDevice current(place.index);
+    std::optional<void*> stream = parse_stream(stream_object);
+    if (!stream) stream = current_stream(x_object, place);
+    if (!stream) stream = cuda::own_stream(place.index);
+    const Array x = import_array(x_object, "x", Gradient::refuse_if_recording, place, *stream);
+    Problem problem;
+    const std::vector<std::int64_t> shape = describe_call(linear, x, problem);
+    if (problem.dtype == DType::float32) type_error("x: expected float16 or bfloat16 on a GPU, got float32");
+    Destination y(x, out_object, shape, place, *stream);
+    problem.y = y.data;
+    std::optional<PathId> path;
+    {
+        nb::gil_scoped_release unlocked;
+        StreamMemory gathered(*stream);
+        const std::optional<std::int64_t> stride = gpu_row_stride(x, problem.m);
+        problem.x = x.data;
+        problem.x_row_stride = stride ? *stride : problem.k;
+        if (!stride && problem.m > 0 && problem.k > 0) {
+            void* rows = gathered.allocate(static_cast<std::size_t>(problem.m * problem.k * x.item_size));
+            cuda::gather(rows, x.data, x.ndim, x.shape, x.strides, *stream);
+            problem.x = rows;
+        }
+        path = linear.forward(problem, *stream);
+    }
+    last_call = {layer.serial, path};
+    return y.finish(out_object);
+}
+
+nb::object forward(const Layer& layer, nb::handle x, nb::handle out, nb::handle stream) {
+    return layer.linear->cuda_device() ? forward_cuda(layer, x, out, stream) : forward_cpu(layer, x, out, stream);
 }
 
 nb::object scale2_array(const Linear& linear) {
@@ -335,6 +469,7 @@ nb::tuple reduce(nb::handle self) {
     const Options& options = linear.options();
     nb::dict keywords;
     keywords["block_size"] = linear.block_size();
+    keywords["device"] = place_text(place_of_layer(linear));
     keywords["nan_scales"] = nan_scales_text(linear.nan_scales());
     keywords["path"] = options.path;
     keywords["batch_invariant"] = options.batch_invariant;
@@ -355,8 +490,8 @@ std::string representation(nb::handle self) {
     text += "(in_features=" + std::to_string(linear.in_features()) +
             ", out_features=" + std::to_string(linear.out_features()) +
             ", bias=" + (linear.bias().empty() ? "False" : "True") +
-            ", block_size=" + std::to_string(linear.block_size()) + ", device='cpu', isa='" +
-            std::string(linear.isa().name) + "'";
+            ", block_size=" + std::to_string(linear.block_size()) + ", device='" + place_text(place_of_layer(linear)) + "'";
+    if (!linear.cuda_device()) text += ", isa='" + std::string(linear.isa().name) + "'";
     if (linear.options().path != "auto") text += ", path='" + linear.options().path + "'";
     return text + ")";
 }
@@ -403,7 +538,8 @@ void bind_linear(nb::module_& m) {
                       "A linear layer whose weight is stored as NVFP4: y = x @ W.T + bias, "
                       "W[n, k] = e2m1(b[n, k]) * e4m3(scales[n, k // block_size]) * scale2.\n\n"
                       "The result is rounded once, from an fp32 sum to the type of x, on every path and shape.\n"
-                      "The arguments are copied: the layer holds its own form of the weight and borrows nothing.\n"
+                      "The arguments are copied: the layer holds its own form of the weight, on its device, and borrows\n"
+                      "nothing.\n"
                       "A layer never changes after construction; any thread may call it.\n\n"
                       "Args:\n"
                       "    b: [N, K/2] uint8 (int8 and the frameworks' float4_e2m1 types too), two E2M1 codes a byte,\n"
@@ -445,7 +581,10 @@ void bind_linear(nb::module_& m) {
              "    x: [..., K] float16, bfloat16 or float32, of NumPy, torch, JAX or any DLPack producer; any strides.\n"
              "        Leading axes flatten to M; a 1-D x gives a 1-D y.\n"
              "    out: C-contiguous array [..., N] of x's type to write to; it may not overlap x.\n"
-             "    stream: for layers on a GPU.\n\n"
+             "    stream: on a GPU, the stream to work on: a cudaStream_t as int, or an object with __cuda_stream__.\n"
+             "        By default torch's or CuPy's current stream; for other libraries one of this library's own,\n"
+             "        ordered behind the producer of x and before the consumer of y. Where it is given, ordering it\n"
+             "        behind the work that makes a torch or CuPy x is the caller's part.\n\n"
              "Returns:\n"
              "    y [..., N] of x's library, type and device: a fresh C-contiguous array, or `out`.\n\n"
              "Raises:\n"
@@ -479,7 +618,8 @@ void bind_linear(nb::module_& m) {
                      "Values of K that share a scale.")
         .def_prop_ro("nbytes", [](const Layer& l) { return l.linear->nbytes(); },
                      "Bytes that the layer holds: weight, scales, factors and bias.")
-        .def_prop_ro("device", [](const Layer&) { return "cpu"; }, "Where the weight is.")
+        .def_prop_ro("device", [](const Layer& l) { return place_text(place_of_layer(*l.linear)); },
+                     "Where the weight is: 'cpu' or 'cuda:N'.")
         .def_prop_ro("isa", [](const Layer& l) { return std::string(l.linear->isa().name); },
                      "The CPU instruction set that the layer's calls use.")
         .def_prop_ro("scale2", [](const Layer& l) { return scale2_array(*l.linear); },

@@ -2,6 +2,7 @@
 #include <nanobind/typing.h>
 
 #include "bindings.h"
+#include "device_array.h"
 
 namespace fp4linear::python {
 
@@ -18,6 +19,7 @@ NB_MODULE(_core, m) {
     m.attr("__version__") = FP4LINEAR_VERSION;
     m.attr("_ArrayT") = nanobind::type_var("_ArrayT");  // forward() returns the type of array that it was given
     fp4linear::python::bind_plan(m);
+    fp4linear::python::bind_device_array(m);
     fp4linear::python::bind_linear(m);
     fp4linear::python::bind_functions(m);
 }

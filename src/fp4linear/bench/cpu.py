@@ -13,11 +13,12 @@ import numpy.typing as npt
 from .blas import blas_threads
 from .device import Timing, Weight
 from .suites import Item
-from .timing import alternate
+from .timing import Samples, alternate
 
 COLD_BYTES = 500_000_000  # distinct weights that a cold pass reads: far more than any cache holds
 BANDWIDTH_BYTES = 1 << 30
 BANDWIDTH_REPEATS = 5
+COLD_PARTS = 3
 
 
 @dataclass
@@ -81,18 +82,30 @@ class Cpu:
         return prepared.x, y, layer.last_path, _core.last_isa()
 
     def time(self, prepared: Prepared, seconds: float) -> Timing:
-        passes: dict[str, Any] = {"ours": [partial(layer.forward, prepared.x) for layer in prepared.layers]}
+        sides: dict[str, Any] = {"ours": [partial(layer.forward, prepared.x) for layer in prepared.layers]}
         if prepared.dense:
-            passes["dense"] = [partial(np.matmul, prepared.x32, w) for w in prepared.dense]
-        cold = prepared.item.cold
-        bandwidths = [self._bandwidth(prepared.threads)] if cold else []
+            sides["dense"] = [partial(np.matmul, prepared.x32, w) for w in prepared.dense]
         with blas_threads(prepared.threads) as limited:
-            samples = alternate(passes, seconds)
-        if cold:
-            bandwidths.append(self._bandwidth(prepared.threads))
+            if prepared.item.cold:
+                samples, bandwidth = self._time_cold(prepared, sides, seconds)
+            else:
+                samples, bandwidth = alternate(sides, seconds), None
         what = f"numpy float32, {prepared.threads} threads" if limited else "numpy float32, threads not set"
-        bandwidth = statistics.mean(bandwidths) if bandwidths else None
         return Timing(samples["ours"], samples.get("dense"), what, bandwidth, len(prepared.layers))
+
+    def _time_cold(self, prepared: Prepared, sides: Any, seconds: float) -> tuple[dict[str, Samples], float]:
+        """Samples, and the bandwidth measured before, between and after them: both drift on a shared machine."""
+        bandwidths = [self._bandwidth(prepared.threads)]
+        samples: dict[str, Samples] = {}
+        for _ in range(COLD_PARTS):
+            part = alternate(sides, seconds / COLD_PARTS, cold=True, min_rounds=2)
+            for name in part:
+                if name in samples:
+                    samples[name].extend(part[name])
+                else:
+                    samples[name] = part[name]
+            bandwidths.append(self._bandwidth(prepared.threads))
+        return samples, statistics.median(bandwidths)
 
     def _bandwidth(self, threads: int) -> float:
         from fp4linear import _core

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .suites import Item
-from .timing import Pass, Samples
+from .timing import Samples
 
 # Random bytes in this range are scales of 2^-3 .. 2^4: no zeros, no NaN, no overflow.
 LEAST_SCALE, GREATEST_SCALE = 0x20, 0x58
@@ -62,6 +62,3 @@ class Device(Protocol):
 
     def time(self, prepared: Any, seconds: float) -> Timing:
         """Alternating samples of ours and of a dense matmul."""
-
-
-__all__ = ["Device", "Pass", "Timing", "Weight", "random_weight"]

@@ -104,7 +104,7 @@ def run_item(device: Device, item: Item, weight: Weight, seconds: float) -> Reco
         dense_ratio=dense / ours if dense else None,
         tolerance_used=accuracy.tolerance_used,
         max_abs_error=accuracy.max_abs,
-        samples=len(timing.ours.seconds),
+        samples=len(timing.ours.all),
         version=__version__,
         date=datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
     )

@@ -2,49 +2,81 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-MIN_SAMPLE_SECONDS = 200e-6  # a sample is repeated until it takes this long: the clock's own cost is then below 0.1 %
+SAMPLE_SECONDS = 0.04  # of one side, before the other has its turn
+# Idle time before each turn. The threads of OpenBLAS spin for some 25 ms after a matmul; a call of ours in that time
+# shares the cores with them, and the other way round: 8.7 ms were measured for a matmul that takes 0.2.
+SETTLE_SECONDS = 0.03
 MIN_ROUNDS = 5
-MAX_ROUNDS = 400
+MAX_ROUNDS = 50
 
-Pass = Sequence[Callable[[], object]]  # calls made one after another; a rotation over distinct weights is one pass
+Call = Callable[[], object]
 
 
 @dataclass
 class Samples:
-    """Seconds of one call, one number a sample."""
+    """Seconds of single calls: for each call of a rotation, its samples."""
 
-    seconds: list[float] = field(default_factory=list)
+    by_call: list[list[float]]
+
+    @property
+    def all(self) -> list[float]:
+        return [second for call in self.by_call for second in call]
 
     @property
     def median(self) -> float:
-        return statistics.median(self.seconds)
+        return statistics.median(self.all)
+
+    @property
+    def medians(self) -> list[float]:
+        return [statistics.median(call) for call in self.by_call]
+
+    def extend(self, more: Samples) -> None:
+        """Adds later samples of the same calls."""
+        for mine, theirs in zip(self.by_call, more.by_call, strict=True):
+            mine.extend(theirs)
 
     def quantile(self, q: float) -> float:
-        ordered = sorted(self.seconds)
+        ordered = sorted(self.all)
         return ordered[min(len(ordered) - 1, int(q * len(ordered)))]
 
 
-def alternate(passes: Mapping[str, Pass], seconds: float) -> dict[str, Samples]:
-    """Runs all passes in turn for about that long (at least 5 rounds, after one that doesn't count)."""
-    repeats = {name: max(1, round(MIN_SAMPLE_SECONDS / max(run(calls, 1), 1e-9))) for name, calls in passes.items()}
-    samples = {name: Samples() for name in passes}
+def alternate(
+    sides: Mapping[str, Sequence[Call]], seconds: float, *, cold: bool = False, min_rounds: int = MIN_ROUNDS
+) -> dict[str, Samples]:
+    """Gives each side turns of about 40 ms until the time is over, but not less than `min_rounds`.
+
+    sides: the calls of each side, made one after another. cold: they read distinct memory, larger together than any
+    cache; otherwise all of them run once before each turn, untimed, to be hot.
+    """
+    repeats = {}
+    for name, calls in sides.items():
+        one_pass(calls)
+        repeats[name] = max(1, math.ceil(SAMPLE_SECONDS / max(one_pass(calls), 1e-9)))
+    samples = {name: Samples([[] for _ in calls]) for name, calls in sides.items()}
     end = time.perf_counter() + seconds
     rounds = 0
-    while rounds < MIN_ROUNDS or (time.perf_counter() < end and rounds < MAX_ROUNDS):
-        for name, calls in passes.items():
-            samples[name].seconds.append(run(calls, repeats[name]) / (len(calls) * repeats[name]))
+    while rounds < min_rounds or (time.perf_counter() < end and rounds < MAX_ROUNDS):
+        for name, calls in sides.items():
+            if len(sides) > 1:
+                time.sleep(SETTLE_SECONDS)
+            one_pass(calls[-1:] if cold else calls)
+            for _ in range(repeats[name]):
+                for call, timed in zip(calls, samples[name].by_call, strict=True):
+                    begin = time.perf_counter()
+                    call()
+                    timed.append(time.perf_counter() - begin)
         rounds += 1
     return samples
 
 
-def run(calls: Pass, repeats: int) -> float:
+def one_pass(calls: Sequence[Call]) -> float:
     begin = time.perf_counter()
-    for _ in range(repeats):
-        for call in calls:
-            call()
+    for call in calls:
+        call()
     return time.perf_counter() - begin

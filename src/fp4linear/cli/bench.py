@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from .console import make_console
 
 if TYPE_CHECKING:
     from fp4linear.bench import Item, Record
@@ -37,8 +40,6 @@ def command(
     Every line asserts the path that ran and compares the result with fp64. Weights rotate over >= 500 MB (cold) unless
     --hot; the default suite has both. Exit status 1 where a result is out of tolerance.
     """
-    from rich.console import Console
-
     from fp4linear import bench
     from fp4linear.bench import report
     from fp4linear.bench.cpu import Cpu
@@ -51,14 +52,14 @@ def command(
         replace(item, cold=item.cold and not hot, threads=threads or item.threads, path=path, isa=isa) for item in items
     ]
     # Tables go to stderr where stdout carries JSON.
-    console = Console(stderr=json_file == "-")
+    console = make_console(stderr=json_file == "-")
     records: list[Record] = []
     with console.status("") as status:
         source = bench.run(Cpu(dense=dense), items, seconds=seconds)
         for item in items:
             status.update(f"{len(records) + 1}/{len(items)}: {item.n}x{item.k} M={item.m} {item.dtype}")
             records.append(next(source))
-    console.print(report.table(records), soft_wrap=True)
+    console.print(report.table(records))
     summarise(records, console.print)
     if json_file == "-":
         report.write_json_lines(records, sys.stdout)
@@ -86,14 +87,15 @@ def choose(
     return suites.vary(items, m=rows, dtypes=suites.parse_dtypes(dtype) if dtype is not None else None)
 
 
-def summarise(records: list[Record], say: object) -> None:
-    assert callable(say)
-    bandwidths = sorted({(r.threads, round(r.bandwidth_gb_s, 1)) for r in records if r.bandwidth_gb_s})
-    if bandwidths:
-        say("read bandwidth in this run: " + ", ".join(f"{rate} GB/s ({thr} threads)" for thr, rate in bandwidths))
-    dense = sorted({r.dense for r in records if r.dense})
+def summarise(records: list[Record], say: Callable[[str], None]) -> None:
+    """The conditions under which the table holds."""
+    for threads in sorted({r.threads or 0 for r in records}):
+        rates = [r.bandwidth_gb_s for r in records if r.bandwidth_gb_s and r.threads == threads]
+        if rates:
+            say(f"read bandwidth in this run, {threads} threads: {min(rates):.1f} to {max(rates):.1f} GB/s")
+    for dense in sorted({r.dense for r in records if r.dense}):
+        say(f"dense: {dense}")
     say(
-        f"fp4linear {records[0].version}, {records[0].isa}, {records[0].date}; medians; us and GB/s of packed weights "
-        f"a call; gain = dense / ours; tol. = error against fp64 / the contract's tolerance"
-        + (f"; dense: {'; '.join(dense)}" if dense else "")
+        f"fp4linear {records[0].version}, {', '.join(sorted({r.isa for r in records}))}, {records[0].date}. Medians; us "
+        "and GB/s of packed weights a call;\ngain: dense / ours; tol.: error against fp64 / the contract's tolerance."
     )

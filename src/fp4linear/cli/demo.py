@@ -8,11 +8,12 @@ from typing import Annotated
 
 import typer
 
+from .console import make_console
 from .quantize import Method
 
 
 def command(
-    method: Annotated[Method, typer.Option(help="How block scales are chosen.")] = Method.four_over_six,
+    method: Annotated[Method, typer.Option(help="How block scales are chosen.")] = Method.mse,
     output: Annotated[Path | None, typer.Option(help="Keep the NVFP4 file here; otherwise it is temporary.")] = None,
     every: Annotated[bool, typer.Option("--all", help="A line for every layer, not one a shape.")] = False,
     sentence: Annotated[list[str] | None, typer.Option(help="A sentence to embed; repeatable.")] = None,
@@ -23,5 +24,5 @@ def command(
     """
     from fp4linear import demo
 
-    good = demo.run(method=method.value, output=output, every_layer=every, sentences=sentence)
+    good = demo.run(method=method.value, output=output, every_layer=every, sentences=sentence, console=make_console())
     sys.exit(0 if good else 1)

@@ -8,6 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
+from .console import make_console
+
 LIBRARIES = (
     "numpy",
     "ml_dtypes",
@@ -73,10 +75,9 @@ def version_of(distribution: str) -> str | None:
 
 def show(facts: dict[str, Any]) -> None:
     from rich import box
-    from rich.console import Console
     from rich.table import Table
 
-    console = Console()
+    console = make_console()
     console.print(f"[bold]fp4linear {facts['version']}[/], Python {facts['python']}, {facts['machine']['cpu']}")
 
     cpu = Table("instruction set", "runs here", "selected", title="CPU", title_justify="left", box=box.SIMPLE_HEAD)
@@ -89,7 +90,7 @@ def show(facts: dict[str, Any]) -> None:
     console.print(f"\n[bold]CUDA[/] {cuda.get('build_info') or ('built' if cuda['built'] else 'not built')}")
     for device in cuda["devices"]:
         console.print(f"  cuda:{device['index']} {device['name']}, SM{device['sm']}, {device['sm_count']} SMs")
-    if not cuda["devices"]:
+    if not cuda["devices"] and cuda["reason"] != cuda.get("build_info"):
         console.print(f"  no device: {cuda['reason']}")
 
     for rows, plan in facts["paths"].items():

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from .console import make_console
+
 if TYPE_CHECKING:
     from fp4linear.files import FileReport, LayerReport
 
@@ -28,11 +30,10 @@ def command(
 
 def show(report: FileReport) -> None:
     from rich import box
-    from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
 
-    console = Console()
+    console = make_console()
     readable = [layer for layer in report.layers if layer.problem is None]
     table = Table(
         "layer", "format", "N x K", "global scale", "NaN", "zero", "awkward", "path M=1", "path M=64",

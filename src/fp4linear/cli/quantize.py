@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from .console import make_console
+
 if TYPE_CHECKING:
     from fp4linear.files import QuantizedLayer
 
@@ -32,14 +34,13 @@ def command(
 
     Embeddings, norms, lm_head and MoE routers stay as they are unless --include names them.
     """
-    from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
     from fp4linear import files
 
     tensors = files.open_tensors(source)
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+    with Progress(*columns, console=make_console(stderr=True), transient=True) as progress:
         task = progress.add_task("quantising", total=sum(tensors.info(name).nbytes for name in tensors))
         layers = files.quantize_file(
             tensors,
@@ -55,11 +56,10 @@ def command(
 
 def show(layers: list[QuantizedLayer], source: str, destination: Path) -> None:
     from rich import box
-    from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
 
-    console = Console()
+    console = make_console()
     table = Table("layer", "N x K", "MB before", "after", "relative error", "max abs error", box=box.SIMPLE_HEAD)
     for column in table.columns[1:]:
         column.justify = "right"

@@ -44,7 +44,7 @@ FALLBACK_ROWS = (1, 64)
 
 def run(
     *,
-    method: Method = "four_over_six",
+    method: Method = "mse",
     output: Path | None = None,
     every_layer: bool = False,
     sentences: Sequence[str] | None = None,
@@ -108,11 +108,12 @@ def run_model(
     linears = {name: recording(name, layer, seen) for name, layer in layers.items()}
     ours = Encoder(others, linears, model.config).embed(ids)
 
-    results = [
-        checks.check(name, layers[name], seen[name].reshape(-1, layers[name].in_features), *dense[name])
+    cases = [
+        checks.Case(name, layers[name], seen[name].reshape(-1, layers[name].in_features), *dense[name])
         for name in names
     ]
-    console.print(checks.table(results, every_layer), soft_wrap=True)
+    results = checks.check_all(cases)
+    console.print(checks.table(results, every_layer))
     explain(console)
     cosines = (exact * ours).sum(-1)
     for text, cosine in zip(texts, cosines, strict=True):
@@ -131,13 +132,14 @@ def run_fallback(console: Console, path: Path, method: Method, every_layer: bool
         weights[name] = random.standard_normal((n, k), dtype=np.float32) / np.float32(k**0.5)
     files.save_modelopt(path, {name: tuple(quantize(w, method=method)) for name, w in weights.items()})
     checkpoint = files.open_tensors(path)
-    results = []
+    cases = []
     for name, weight in weights.items():
         layer = files.load(checkpoint, name)
         for rows in FALLBACK_ROWS:
             x = random.standard_normal((rows, weight.shape[1]), dtype=np.float32)
-            results.append(checks.check(f"{name}, M={rows}" if every_layer else name, layer, x, weight, None))
-    console.print(checks.table(results, every_layer), soft_wrap=True)
+            cases.append(checks.Case(f"{name}, M={rows}" if every_layer else name, layer, x, weight, None))
+    results = checks.check_all(cases)
+    console.print(checks.table(results, every_layer))
     explain(console)
     return verdict(console, results, None)
 

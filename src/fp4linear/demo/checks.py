@@ -1,16 +1,19 @@
-"""One layer of the demo, checked and timed on the x that it really gets."""
+"""The layers of the demo, checked and timed on the x that they really get."""
 
 from __future__ import annotations
 
+import os
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from ..bench.accuracy import measure
+from ..bench.blas import blas_threads
 from ..bench.timing import alternate
 
 if TYPE_CHECKING:
@@ -18,7 +21,7 @@ if TYPE_CHECKING:
 
     from fp4linear import Fp4Linear
 
-SECONDS_A_LAYER = 0.05  # of timing, for both sides together
+SECONDS = 2.0  # of timing, for all layers and both sides together
 
 
 @dataclass(frozen=True)
@@ -45,26 +48,39 @@ class Check:
         return self.tolerance_used <= 1 and self.path is not None
 
 
-def check(
-    name: str,
-    layer: Fp4Linear,
-    x: npt.NDArray[Any],
-    weight: npt.NDArray[np.float32],
-    bias: npt.NDArray[np.float32] | None,
-) -> Check:
-    """x: [M, K] as the layer gets it; weight, bias: of the float layer."""
+@dataclass(frozen=True)
+class Case:
+    """A layer, the x [M, K] that it gets, and the float layer that it stands for."""
+
+    name: str
+    layer: Fp4Linear
+    x: npt.NDArray[np.float32]
+    weight: npt.NDArray[np.float32]
+    bias: npt.NDArray[np.float32] | None
+
+
+def check_all(cases: Sequence[Case]) -> list[Check]:
+    """Times of all layers in turns with their dense matmuls on as many threads, then the results."""
+    from fp4linear import _core
+
+    ours = [partial(case.layer.forward, case.x) for case in cases]
+    dense = [partial(np.matmul, case.x, case.weight.T) for case in cases]
+    with blas_threads(_core.default_threads()):
+        times = alternate({"ours": ours, "dense": dense}, SECONDS)
+    return [
+        check(case, us * 1e6, dense_us * 1e6)
+        for case, us, dense_us in zip(cases, times["ours"].medians, times["dense"].medians, strict=True)
+    ]
+
+
+def check(case: Case, us: float, dense_us: float) -> Check:
+    layer, x, weight = case.layer, case.x, case.weight
     y = layer.forward(x)
     path = layer.last_path
-    accuracy = measure(x, y, *layer.canonical(), bias)
-    # The rounding of x to 16 bits, where it has 16, is common to both layers.
-    x32 = x.astype(np.float32)
-    dense = x32.astype(np.float64) @ weight.T.astype(np.float64) + (0 if bias is None else bias)
-    transposed = weight.T
-    samples = alternate(
-        {"ours": [lambda: layer.forward(x)], "dense": [lambda: np.matmul(x32, transposed)]}, SECONDS_A_LAYER
-    )
+    accuracy = measure(x, y, *layer.canonical(), case.bias)
+    dense = x.astype(np.float64) @ weight.T.astype(np.float64) + (0 if case.bias is None else case.bias)
     return Check(
-        name=name,
+        name=case.name,
         n=layer.out_features,
         k=layer.in_features,
         m=x.shape[0],
@@ -73,14 +89,14 @@ def check(
         tolerance_used=accuracy.tolerance_used,
         relative_error=accuracy.relative,
         float_error=float(np.linalg.norm(y.astype(np.float64) - dense) / np.linalg.norm(dense)),
-        us=samples["ours"].median * 1e6,
-        dense_us=samples["dense"].median * 1e6,
+        us=us,
+        dense_us=dense_us,
         path=path,
     )
 
 
 def table(checks: Iterable[Check], every_layer: bool) -> Table:
-    """A line a layer, or one for each shape with the worst errors and the mean times of its layers."""
+    """A line a layer, or one for each shape with the worst errors and the median times of its layers."""
     from rich import box
     from rich.table import Table
 
@@ -90,6 +106,9 @@ def table(checks: Iterable[Check], every_layer: bool) -> Table:
     )  # fmt: skip
     for column in result.columns[1:10]:
         column.justify = "right"
+    checks = list(checks)
+    prefix = os.path.commonprefix([c.name for c in checks]) if len(checks) > 1 else ""
+    prefix = prefix[: prefix.rfind(".") + 1]
     groups: dict[object, list[Check]] = defaultdict(list)
     for c in checks:
         groups[c.name if every_layer else (c.n, c.k, c.m)].append(c)
@@ -97,7 +116,7 @@ def table(checks: Iterable[Check], every_layer: bool) -> Table:
         first, paths = group[0], sorted({str(c.path) for c in group})
         worst = max(c.tolerance_used for c in group)
         result.add_row(
-            first.name if len(group) == 1 else f"{len(group)} layers",
+            first.name.removeprefix(prefix) + (f" and {len(group) - 1} more" if len(group) > 1 else ""),
             f"{first.n} x {first.k}",
             str(first.m),
             f"{sum(c.bytes_before for c in group) / 1e3:.0f}",
@@ -105,8 +124,8 @@ def table(checks: Iterable[Check], every_layer: bool) -> Table:
             f"{worst:.3f}" if worst <= 1 else f"[red]{worst:.3f}[/]",
             f"{max(c.relative_error for c in group):.1e}",
             f"{max(c.float_error for c in group):.3f}",
-            f"{np.mean([c.us for c in group]):.0f}",
-            f"{np.mean([c.dense_us for c in group]):.0f}",
+            f"{np.median([c.us for c in group]):.0f}",
+            f"{np.median([c.dense_us for c in group]):.0f}",
             ", ".join(paths),
         )
     return result

@@ -1,0 +1,77 @@
+// A layer's weight on one GPU, and the paths that read it: what the core needs of the backend, with no CUDA headers.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "plan.h"
+#include "problem.h"
+
+namespace fp4linear::cuda {
+
+// Host arrays, C-contiguous, only read during construction.
+struct WeightArguments {
+    std::int64_t n = 0, k = 0;
+    int block_size = 16;
+    const std::uint8_t* b = nullptr;             // [n, k/2]
+    const std::uint8_t* scales = nullptr;        // [n, ceil(k/block_size)]
+    const std::vector<float>* scale2 = nullptr;  // one, or n
+    const std::vector<float>* bias = nullptr;    // none, or n
+    int device = 0;
+    WeightForm form = WeightForm::canonical;
+};
+
+// Immutable; safe to read from any thread and stream once it is made.
+class Weight {
+   public:
+    virtual ~Weight() = default;
+    virtual void canonical(std::uint8_t* b, std::uint8_t* scales) const = 0;  // to host memory; synchronises
+    [[nodiscard]] virtual std::size_t nbytes() const = 0;
+};
+
+// The form that a layer on this device should hold: prepacked where a path that reads it can run.
+WeightForm choose_form(std::int64_t k, int block_size, bool has_nan_scales, int sm, const Options& options);
+
+std::unique_ptr<Weight> make_weight(const WeightArguments& arguments);  // synchronises once
+
+DeviceSpec device_spec(int device);  // what the planner asks; cached
+int sm_count(int device);
+
+// Enqueues one call on a stream (a cudaStream_t) of the weight's device. No allocation in steady state, no
+// synchronisation; may be captured.
+void run(PathId path, const Weight& weight, const Problem& problem, int rows_per_block, void* stream);
+
+// y for K = 0: every row is the bias, or zeros.
+void fill_with_bias(const Weight& weight, const Problem& problem, void* stream);
+
+// Copies a strided 16-bit array to C-contiguous memory, on the stream. strides in bytes; at most 8 axes.
+void gather(void* to, const void* from, int ndim, const std::int64_t* shape, const std::int64_t* strides, void* stream);
+
+// Makes a device current for the calling thread and puts the previous one back.
+class CurrentDevice {
+   public:
+    explicit CurrentDevice(int device);
+    ~CurrentDevice();
+    CurrentDevice(const CurrentDevice&) = delete;
+    CurrentDevice& operator=(const CurrentDevice&) = delete;
+
+   private:
+    int previous_ = -1;
+};
+
+// The library's own stream on a device, for callers whose current stream is not known. Never destroyed.
+void* own_stream(int device);
+
+// Work put on `later` from now on waits for all that is on `earlier` now. Both belong to the current device.
+void order(void* earlier, void* later);
+
+// Stream-ordered device memory, for results that no array library allocates.
+void* allocate(std::size_t bytes, void* stream);
+void release(void* memory, void* stream) noexcept;
+
+// Copies between host and device (cudaMemcpyDefault), on the legacy stream, synchronously.
+void copy(void* to, const void* from, std::size_t bytes);
+
+}  // namespace fp4linear::cuda
