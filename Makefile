@@ -82,7 +82,7 @@ format: $(STAMPS)/dev
 	$(BIN)/clang-format -i $(NATIVE)
 
 sanitize: $(STAMPS)/build-tools
-	$(BIN)/cmake -S . -B $(SANITIZE_TREE) -G Ninja -DCMAKE_BUILD_TYPE=RelWithDebInfo -DFP4LINEAR_SANITIZE=ON \
+	$(BIN)/cmake -S . -B $(SANITIZE_TREE) -G Ninja -DCMAKE_BUILD_TYPE=Release -DFP4LINEAR_SANITIZE=ON \
 	    -DFP4LINEAR_TESTS=ON -DFP4LINEAR_CUDA=off -DPython_EXECUTABLE=$(BIN)/python
 	$(BIN)/cmake --build $(SANITIZE_TREE)
 	$(BIN)/ctest --test-dir $(SANITIZE_TREE) --output-on-failure

@@ -26,15 +26,23 @@ struct Coded {
     double squared_error;
 };
 
+// The nearest code of each value, ties to even. The codes are counted up over the midpoints between them, and the values
+// over the gaps, so that the loop has no branch and no table: the mse search runs it 17 times a block.
 Coded encode(const float* w, int count, std::uint8_t scale_byte, float scale2) {
     Coded result{};
     // In fp64 the product and the quotient are as good as exact, so each code is the nearest one.
     const double step = static_cast<double>(e4m3_values[scale_byte]) * scale2;
+    const double inverse = step == 0.0 ? 0.0 : 1.0 / step;
     for (int i = 0; i < count; ++i) {
-        const double value = w[i];
-        const std::uint8_t code = step == 0.0 ? 0 : e2m1_from_float(static_cast<float>(value / step));
-        const double error = value - float_from_e2m1(code) * step;
-        result.codes[i] = code;
+        const double quotient = w[i] * inverse;
+        const double q = std::fabs(quotient);
+        const int above_quarter = q > 0.25, above_three_quarters = q >= 0.75, above_5_4 = q > 1.25, above_7_4 = q >= 1.75;
+        const int above_5_2 = q > 2.5, above_7_2 = q >= 3.5, above_5 = q > 5.0;
+        const int small = above_quarter + above_three_quarters + above_5_4 + above_7_4;
+        const double magnitude = 0.5 * small + (above_5_2 + above_7_2) + 2.0 * above_5;
+        const double error = std::fabs(static_cast<double>(w[i])) - magnitude * std::fabs(step);
+        const int sign = quotient < 0.0 || (quotient == 0.0 && std::signbit(w[i])) ? 8 : 0;
+        result.codes[i] = static_cast<std::uint8_t>(sign | (small + above_5_2 + above_7_2 + above_5));
         result.squared_error += error * error;
     }
     return result;

@@ -55,4 +55,3 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def isa(request: pytest.FixtureRequest) -> str:
     """Each instruction set that runs here."""
     return request.param
-

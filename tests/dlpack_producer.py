@@ -97,7 +97,7 @@ class Producer:
     """A DLPack producer of `array`'s memory. Any field can be overridden.
 
     versioned: the capsule's kind, or None for what the consumer asks by max_version. knows_max_version: False for a
-    producer from before DLPack 1.0. null_strides: leave strides NULL (C order). edit: called with the DLTensor before export.
+    producer from before DLPack 1.0. null_strides: leave strides NULL (C order).
     """
 
     def __init__(

@@ -21,7 +21,9 @@ FINITE_BYTES = np.array([byte for byte in range(256) if byte not in NAN_BYTES], 
 seeds = st.integers(0, 2**32 - 1)
 dtype_names = st.sampled_from(sorted(DTYPES))
 block_sizes = st.one_of(st.just(16), st.sampled_from([1, 2, 3, 5, 8, 31, 32, 33, 48, 64]), st.integers(1, 64))
-out_features = st.one_of(st.integers(0, 9), st.sampled_from([15, 16, 17, 31, 32, 33, 48, 63, 65, 130]), st.integers(0, 80))
+out_features = st.one_of(
+    st.integers(0, 9), st.sampled_from([15, 16, 17, 31, 32, 33, 48, 63, 65, 130]), st.integers(0, 80)
+)
 # Even, and as often beside a multiple of 16, 32, 64 and 128 as on it.
 in_features = st.one_of(
     st.sampled_from([0, 2, 4, 14, 16, 18, 30, 32, 34, 48, 62, 64, 66, 96, 126, 128, 130, 256, 258, 320]),
@@ -49,9 +51,7 @@ class LayerCase:
         return 2 * self.b.shape[1]
 
     def expected(self, x: NDArray, nan_scales: str = "propagate") -> Expected:
-        return linear(
-            x, self.b, self.scales, self.scale2, self.bias, block_size=self.block_size, nan_scales=nan_scales
-        )
+        return linear(x, self.b, self.scales, self.scale2, self.bias, block_size=self.block_size, nan_scales=nan_scales)
 
     def __repr__(self) -> str:
         bias = None if self.bias is None else self.bias.dtype.name
@@ -102,7 +102,12 @@ def scale2_values(draw: st.DrawFn, n: int, random: np.random.Generator) -> Any:
 
 
 @st.composite
-def layers(draw: st.DrawFn, n: st.SearchStrategy[int] = out_features, k: st.SearchStrategy[int] = in_features) -> LayerCase:
+def layers(
+    draw: st.DrawFn,
+    n: st.SearchStrategy[int] = out_features,
+    k: st.SearchStrategy[int] = in_features,
+    block_sizes: st.SearchStrategy[int] = block_sizes,
+) -> LayerCase:
     """Layers with finite weights."""
     rows, columns, block_size = draw(n), draw(k), draw(block_sizes)
     random = np.random.default_rng(draw(seeds))
@@ -129,7 +134,7 @@ def layers_with_nan_scales(draw: st.DrawFn) -> LayerCase:
     return replace(case, scales=scales)
 
 
-def _values(random: np.random.Generator, kind: str, shape: tuple[int, ...], dtype: np.dtype) -> NDArray:
+def x_values(random: np.random.Generator, kind: str, shape: tuple[int, ...], dtype: np.dtype) -> NDArray:
     normal = random.standard_normal(shape)
     if kind == "wide":
         normal *= 2.0 ** random.integers(-14, 11, shape)
@@ -197,7 +202,7 @@ def activations(
     rows = draw(m)
     kind, layout = draw(st.sampled_from(VALUE_KINDS)), draw(st.sampled_from(LAYOUTS))
     random = np.random.default_rng(draw(seeds))
-    x = laid_out(_values(random, kind, (rows, k), DTYPES[draw(dtype)]), layout, draw(st.integers(1, 9)))
+    x = laid_out(x_values(random, kind, (rows, k), DTYPES[draw(dtype)]), layout, draw(st.integers(1, 9)))
     shape = draw(st.sampled_from(["2-D", "2-D", "2-D", "1-D", "3-D", "4-D"]))
     if shape == "1-D" and rows:
         x = x[rows - 1]

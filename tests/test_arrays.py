@@ -290,8 +290,9 @@ def test_exceptions_of_the_producer_come_through(layer: fp4linear.Fp4Linear) -> 
         def __dlpack__(self, **arguments: Any) -> Any:
             raise RuntimeError("the producer's own trouble")
 
-    with pytest.raises(RuntimeError, match="the producer's own trouble"):
+    with pytest.raises(BufferError, match=r"x: the producer's own trouble") as refused:
         layer.forward(Failing(some_x()))
+    assert isinstance(refused.value.__cause__, RuntimeError)
 
     class NoCapsule(Producer):
         def __dlpack__(self, **arguments: Any) -> Any:
@@ -300,6 +301,26 @@ def test_exceptions_of_the_producer_come_through(layer: fp4linear.Fp4Linear) -> 
     with pytest.raises((TypeError, BufferError), match="x"):
         layer.forward(NoCapsule(some_x()))
     assert_within_contract(layer.forward(some_x()), right(some_x()))
+
+
+@pytest.mark.parametrize("answer", [None, 1, (), (1,), ("cpu", 0), (2**70, 0), "cpu"], ids=str)
+def test_a_malformed_device(layer: fp4linear.Fp4Linear, answer: Any) -> None:
+    class Malformed(Producer):
+        def __dlpack_device__(self) -> Any:
+            return answer
+
+    with pytest.raises((TypeError, ValueError, BufferError), match=r"\bx\b"):
+        layer.forward(Malformed(some_x()))
+    assert_within_contract(layer.forward(some_x()), right(some_x()))
+
+
+def test_an_interrupt_in_the_producer_stays_one(layer: fp4linear.Fp4Linear) -> None:
+    class Interrupted(Producer):
+        def __dlpack__(self, **arguments: Any) -> Any:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        layer.forward(Interrupted(some_x()))
 
 
 # out=

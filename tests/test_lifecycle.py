@@ -51,7 +51,10 @@ def every_kind() -> dict[str, fp4linear.Fp4Linear]:
 WAYS: dict[str, Any] = {
     "copy": copy.copy,
     "deepcopy": copy.deepcopy,
-    **{f"pickle {p}": lambda layer, p=p: pickle.loads(pickle.dumps(layer, p)) for p in range(2, pickle.HIGHEST_PROTOCOL + 1)},
+    **{
+        f"pickle {p}": lambda layer, p=p: pickle.loads(pickle.dumps(layer, p))
+        for p in range(2, pickle.HIGHEST_PROTOCOL + 1)
+    },
 }
 
 
@@ -263,8 +266,8 @@ def test_import_brings_no_framework() -> None:
     code = """
         import sys
         import fp4linear
-        heavy = {"torch", "jax", "jaxlib", "cupy", "ml_dtypes", "safetensors", "typer", "rich", "matplotlib", "tokenizers",
-                 "fp4linear.files", "fp4linear.cli", "fp4linear.bench", "fp4linear.demo"}
+        heavy = {"torch", "jax", "jaxlib", "cupy", "ml_dtypes", "safetensors", "typer", "rich", "matplotlib",
+                 "tokenizers", "fp4linear.files", "fp4linear.cli", "fp4linear.bench", "fp4linear.demo"}
         print(sorted(heavy & set(sys.modules)))
     """
     assert run_child(code).stdout == "[]\n"

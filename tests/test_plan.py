@@ -119,7 +119,9 @@ def test_nothing_to_compute(device: str, n: int, k: int, m: int) -> None:
 @pytest.mark.parametrize("sm_count", [1, 2, 40, 132, 188])
 def test_rows_that_share_a_weight_load(sm_count: int) -> None:
     """1 if M <= 1 or ceil(N/8) < SM count, else 4 if M >= 4, else 2 (the operator's rule)."""
-    for m, n in itertools.product([1, 2, 3, 4, 8], [1, 8 * sm_count - 8, 8 * sm_count - 7, 8 * sm_count, 32 * sm_count]):
+    for m, n in itertools.product(
+        [1, 2, 3, 4, 8], [1, 8 * sm_count - 8, 8 * sm_count - 7, 8 * sm_count, 32 * sm_count]
+    ):
         if n == 0:
             continue
         want = 1 if m <= 1 or -(-n // 8) < sm_count else 4 if m >= 4 else 2

@@ -20,7 +20,6 @@ from tests.strategies import DTYPES, LayerCase, activations, layers
 from tests.tolerance import assert_same_bits
 
 
-
 @pytest.mark.parametrize("dtype", sorted(DTYPES))
 @pytest.mark.parametrize("path", CPU_PATHS)
 def test_equal_bits_for_1_to_8_threads(isa: str, path: str, dtype: str) -> None:

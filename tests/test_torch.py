@@ -165,7 +165,9 @@ def test_lazy_conjugate_and_negative_views(layer: fp4linear.Fp4Linear) -> None:
         layer.forward(values, out=torch.complex(torch.zeros(5, N), torch.zeros(5, N)).conj().imag)
 
 
-@pytest.mark.parametrize("dtype", ["float64", "int8", "uint8", "int64", "bool", "complex64", "float8_e4m3fn", "float8_e5m2"])
+@pytest.mark.parametrize(
+    "dtype", ["float64", "int8", "uint8", "int64", "bool", "complex64", "float8_e4m3fn", "float8_e5m2"]
+)
 def test_wrong_types_of_x(layer: fp4linear.Fp4Linear, dtype: str) -> None:
     with pytest.raises(TypeError, match=r"\bx\b.*float16.*bfloat16"):
         layer.forward(torch.zeros(2, K).to(getattr(torch, dtype)))
@@ -188,8 +190,8 @@ def test_outs_that_do_not_fit() -> None:
     x = some_x()
     outs = [
         torch.zeros(5, K), torch.zeros(4, K, dtype=torch.float16), torch.zeros(K, 5, dtype=torch.float16).t(),
-        torch.zeros(5, K, dtype=torch.float16, requires_grad=True), torch.zeros(5, K, dtype=torch.float16, device="meta"),
-        torch.zeros(1, K, dtype=torch.float16).expand(5, K), x,
+        torch.zeros(5, K, dtype=torch.float16, requires_grad=True),
+        torch.zeros(5, K, dtype=torch.float16, device="meta"), torch.zeros(1, K, dtype=torch.float16).expand(5, K), x,
     ]  # fmt: skip
     for out in outs:
         with pytest.raises((TypeError, ValueError, BufferError), match="out"):

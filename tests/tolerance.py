@@ -36,15 +36,19 @@ def assert_within_contract(y: NDArray, expected: Expected, *, nan_at: NDArray[np
     got = np.asarray(y).astype(np.float64)
     nan_at = np.zeros(got.shape, bool) if nan_at is None else np.broadcast_to(nan_at, got.shape)
     wrong_nan = np.isnan(got) != nan_at
-    assert not wrong_nan.any(), f"NaN at {np.argwhere(np.isnan(got))[:5].tolist()}, wanted it at " \
+    assert not wrong_nan.any(), (
+        f"NaN at {np.argwhere(np.isnan(got))[:5].tolist()}, wanted it at "
         f"{np.argwhere(nan_at)[:5].tolist()}; first difference at {np.argwhere(wrong_nan)[0].tolist()}"
+    )
 
     ref = np.where(nan_at, 0.0, expected.y)
     assert not np.isnan(ref).any(), "the reference has a NaN that nan_at does not name"
     sums = SUM_ERROR * np.where(nan_at, 0.0, expected.magnitude)
     with np.errstate(invalid="ignore"):
         bound = kind.unit_roundoff * np.abs(ref) + sums
-        bound = bound + np.where(np.minimum(np.abs(ref), np.abs(got)) < kind.least_normal, kind.half_subnormal_step, 0.0)
+        bound = bound + np.where(
+            np.minimum(np.abs(ref), np.abs(got)) < kind.least_normal, kind.half_subnormal_step, 0.0
+        )
         near = np.abs(got - ref) <= bound
         must_overflow = np.abs(ref) - sums >= kind.overflow
         may_overflow = np.abs(ref) + sums >= kind.overflow
@@ -68,5 +72,7 @@ def assert_same_bits(a: NDArray, b: NDArray, *, zero_signs: bool = True) -> None
         a, b = a + a.dtype.type(0), b + b.dtype.type(0)
     ab, bb = (np.ascontiguousarray(v).view(f"u{v.dtype.itemsize}") for v in (a, b))
     differ = np.argwhere(ab != bb)
-    assert differ.size == 0, f"first of {len(differ)} differences at {differ[0].tolist()}: " \
+    assert differ.size == 0, (
+        f"first of {len(differ)} differences at {differ[0].tolist()}: "
         f"{a[tuple(differ[0])]!r} against {b[tuple(differ[0])]!r}"
+    )

@@ -12,6 +12,7 @@ alignas(32) constexpr float magnitude_table[8] = {0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 
 
 struct SimdAvx2 {
     static constexpr int lanes = 8;
+    static constexpr int side = SIDEX;
     using Float = __m256;
     using Codes = __m256i;
     static Float zero() { return _mm256_setzero_ps(); }
@@ -25,12 +26,17 @@ struct SimdAvx2 {
     }
     // The lookup reads three bits, the magnitude; the fourth goes to the sign.
     template <int shift>
-    static Float weights(Codes codes) {
+    static Float nibble(Codes codes) {
         const __m256i index = shift == 0 ? codes : _mm256_srli_epi32(codes, shift);
         const __m256i sign = _mm256_and_si256(shift == 28 ? codes : _mm256_slli_epi32(codes, 28 - shift),
                                               _mm256_set1_epi32(static_cast<int>(0x80000000u)));
         return _mm256_or_ps(_mm256_permutevar8x32_ps(_mm256_load_ps(magnitude_table), index),
                             _mm256_castsi256_ps(sign));
+    }
+    template <int j>
+    static void weights(Codes codes, Float& even, Float& odd) {
+        even = nibble<4 * j>(codes);
+        odd = nibble<16 + 4 * j>(codes);
     }
     // Eight rows of the words of scales_avx512.h, which explains the bits.
     static Float widen(__m128i words, __m128i halves, int shift_sign, bool plain) {

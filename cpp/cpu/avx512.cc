@@ -8,7 +8,7 @@ namespace fp4linear::cpu {
 namespace {
 
 constexpr int gemv_rows = 8;
-constexpr int gemm_rows = 12;
+constexpr int gemm_rows = 13;
 constexpr int gemm_tiles = 2;
 
 void gemv_tile(const std::uint8_t* tile, std::int64_t steps, bool plain_scales, const void* x, Operand /*operand*/,

@@ -12,7 +12,7 @@ namespace fp4linear::cpu {
 namespace {
 
 constexpr int gemv_rows = 8;
-constexpr int gemm_rows = 12;
+constexpr int gemm_rows = 13;
 constexpr int gemm_tiles = 2;
 
 void gemv_tile(const std::uint8_t* tile, std::int64_t steps, bool plain_scales, const void* x, Operand operand,
@@ -25,24 +25,29 @@ void gemv_tile(const std::uint8_t* tile, std::int64_t steps, bool plain_scales, 
 }
 
 // bf16 pairs [k/2][16][2] of scaled weights, exact: six significant bits at most.
+template <int j = 0>
+inline void decode_pairs_of(__m512i codes, __m512 scale, unsigned char* panel) {
+    if constexpr (j < 4) {
+        __m512 even;
+        __m512 odd;
+        SimdAvx512::weights<j>(codes, even, odd);
+        const __m512i low = _mm512_srli_epi32(_mm512_castps_si512(_mm512_mul_ps(even, scale)), 16);
+        const __m512i high = _mm512_castps_si512(_mm512_mul_ps(odd, scale));
+        // 0xEC: low | (high & mask)
+        constexpr int merge = 0xEC;
+        const __m512i pairs =
+            _mm512_ternarylogic_epi32(high, low, _mm512_set1_epi32(static_cast<int>(0xFFFF0000u)), merge);
+        _mm512_store_si512(panel + 64 * j, pairs);
+        decode_pairs_of<j + 1>(codes, scale, panel);
+    }
+}
+
 void decode_pairs(const std::uint8_t* tile, std::int64_t steps, bool plain_scales, unsigned char* panel) {
-    const __m512 table = _mm512_load_ps(fp32_table);
-    const __m512i high_half = _mm512_set1_epi32(static_cast<int>(0xFFFF0000u));
     for (std::int64_t s = 0; s < steps; ++s, tile += step_bytes) {
         __m512 scale[step_groups];
         decode_scales(tile + step_code_bytes, plain_scales, scale);
-#pragma GCC unroll 8
-        for (int v = 0; v < step_k / 8; ++v) {
-            const __m512i codes = _mm512_load_si512(tile + 64 * v);
-#pragma GCC unroll 4
-            for (int j = 0; j < 4; ++j, panel += 64) {
-                const __m512 even = _mm512_permutexvar_ps(_mm512_srli_epi32(codes, 4 * j), table);
-                const __m512 odd = _mm512_permutexvar_ps(_mm512_srli_epi32(codes, 16 + 4 * j), table);
-                const __m512i low = _mm512_srli_epi32(_mm512_castps_si512(_mm512_mul_ps(even, scale[v / 2])), 16);
-                const __m512i high = _mm512_castps_si512(_mm512_mul_ps(odd, scale[v / 2]));
-                // 0xEC: low | (high & mask)
-                _mm512_store_si512(panel, _mm512_ternarylogic_epi32(high, low, high_half, 0xEC));
-            }
+        for (int v = 0; v < step_k / 8; ++v, panel += 256) {
+            decode_pairs_of(_mm512_load_si512(tile + 64 * v), scale[v / 2], panel);
         }
     }
 }

@@ -2,7 +2,7 @@
 // weights in its L2 cache and multiplies it with every row of x.
 //
 //   for 128 columns: for a slice of K: decode 8 tiles -> panel (256 KB, L2)
-//                      for 12 rows of x (packed slice: 24 KB, L1): for 2 tiles: gemm_block, sums in registers
+//                      for 13 rows of x (packed slice: 26 KB, L1): for 2 tiles: gemm_block, sums in registers
 // The slice of K is a constant of the operand, so a row's order of additions depends on nothing else.
 #include <algorithm>
 #include <cstring>
@@ -16,7 +16,7 @@ namespace {
 
 constexpr int panel_tiles = 8;
 constexpr int panel_columns = panel_tiles * tile_rows;
-constexpr std::int64_t slice_bytes_a_row = 2048;         // of packed x: 12 rows of it are 24 KB
+constexpr std::int64_t slice_bytes_a_row = 2048;         // of packed x: 13 rows of it are 26 KB
 constexpr std::int64_t most_rows_a_pass = 1024;          // the sums of a pass: 1024 x 128 fp32 = 512 KB a thread
 constexpr std::int64_t packed_bytes_a_pass = 16 << 20;   // half of a usual share of the L3 cache
 

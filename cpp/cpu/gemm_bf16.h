@@ -1,7 +1,7 @@
-// Block kernel of the GEMM with bf16 dot products: up to 12 rows of x times 32 output columns.
+// Block kernel of the GEMM with bf16 dot products: up to 13 rows of x times 32 output columns.
 //
-// 24 accumulators, two panel vectors (bf16 pairs of 16 columns each), one broadcast pair of x: 14 loads for 24
-// vdpbf16ps, so the dot pipe is the bound. x is packed so that the pairs of the 12 rows are consecutive.
+// 26 accumulators, two panel vectors (bf16 pairs of 16 columns each), one broadcast pair of x: 15 loads for 26
+// vdpbf16ps, so the dot pipe is the bound. x is packed so that the pairs of the 13 rows are consecutive.
 #pragma once
 #include <immintrin.h>
 
@@ -27,7 +27,7 @@ void gemm_bf16(const void* x_packed, const void* panel, std::int64_t panel_strid
         for (int t = 0; t < tiles; ++t) w[t] = (__m512bh)_mm512_load_si512(weights + t * panel_stride);
 #pragma GCC unroll 2
         for (int p = 0; p < planes; ++p) {
-#pragma GCC unroll 12
+#pragma GCC unroll 13
             for (int r = 0; r < rows; ++r) {
                 const __m512bh broadcast = (__m512bh)_mm512_set1_epi32(x[p * rows + r]);
 #pragma GCC unroll 2

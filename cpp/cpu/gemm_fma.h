@@ -26,7 +26,7 @@ void gemm_fma(const void* x_packed, const void* panel, std::int64_t panel_stride
             w[v] = Simd::load(reinterpret_cast<const float*>(weights + v / parts * panel_stride) +
                               v % parts * Simd::lanes);
         }
-#pragma GCC unroll 12
+#pragma GCC unroll 13
         for (int r = 0; r < rows; ++r) {
             const Float broadcast = Simd::broadcast(x + r);
 #pragma GCC unroll 4
@@ -50,12 +50,15 @@ void gemm_fma_rows(const void* x, int rows, const void* panel, std::int64_t pane
     }
 }
 
-template <class Simd, int i = 0>
+template <class Simd, int j = 0>
 inline void decode_codes(typename Simd::Codes codes, typename Simd::Float scale, float* out) {
-    if constexpr (i < 8) {
-        const typename Simd::Float weights = Simd::template weights<4 * (i / 2) + 16 * (i % 2)>(codes);
-        Simd::store(out + i * tile_rows, Simd::mul(weights, scale));
-        decode_codes<Simd, i + 1>(codes, scale, out);
+    if constexpr (j < 4) {
+        typename Simd::Float even;
+        typename Simd::Float odd;
+        Simd::template weights<j>(codes, even, odd);
+        Simd::store(out + 2 * j * tile_rows, Simd::mul(even, scale));
+        Simd::store(out + (2 * j + 1) * tile_rows, Simd::mul(odd, scale));
+        decode_codes<Simd, j + 1>(codes, scale, out);
     }
 }
 

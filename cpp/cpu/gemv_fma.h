@@ -1,8 +1,8 @@
 // Decode kernel with fp32 FMAs, for every set without bf16 dot products: 16 output rows, one a lane, times a few rows
-// of x. The layout is the one of gemv_bf16.h; here each nibble of a lane is looked up as one fp32.
+// of x. The layout is the one of gemv_bf16.h; here they become fp32.
 //
-// Simd supplies: lanes, Float, Codes; zero, broadcast, fma, store; load_codes, weights<shift>(codes), the fp32 weights
-// of nibble (codes >> shift); decode_scales(bytes, plain, first_row, scale[4]).
+// Simd supplies: lanes, Float, Codes; zero, broadcast, fma, store; load_codes; weights<j>(codes, even, odd), the fp32
+// weights of k = 2j and 2j + 1 of a code vector; decode_scales(bytes, plain, first_row, scale[4]).
 // A row's order of additions is the same for any number of rows: per group in order of k, then the groups in order.
 #pragma once
 #include "cpu/kernels.h"
@@ -10,15 +10,23 @@
 namespace fp4linear::cpu {
 namespace {
 
-// Adds one code vector (8 k) of one group to the group's sums of all rows.
-template <class Simd, int rows, int i = 0>
-inline void add_codes(typename Simd::Codes codes, const float* x, typename Simd::Float* group) {
-    if constexpr (i < 8) {
-        // Even k are the nibbles of the low half of a lane, odd k those of the high half.
-        const typename Simd::Float weights = Simd::template weights<4 * (i / 2) + 16 * (i % 2)>(codes);
+// Adds pair j of a code vector of `side` groups to their sums of all rows; codes of the groups lie 128 bytes apart.
+template <class Simd, int rows, int side, int j = 0>
+inline void add_codes(const typename Simd::Codes* codes, const float* x, typename Simd::Float (*group)[rows]) {
+    if constexpr (j < 4) {
+#pragma GCC unroll 4
+        for (int g = 0; g < side; ++g) {
+            typename Simd::Float even;
+            typename Simd::Float odd;
+            Simd::template weights<j>(codes[g], even, odd);
 #pragma GCC unroll 8
-        for (int r = 0; r < rows; ++r) group[r] = Simd::fma(weights, Simd::broadcast(x + r * step_k + i), group[r]);
-        add_codes<Simd, rows, i + 1>(codes, x, group);
+            for (int r = 0; r < rows; ++r) {
+                const float* at = x + r * step_k + g * group_k + 2 * j;
+                group[g][r] = Simd::fma(even, Simd::broadcast(at), group[g][r]);
+                group[g][r] = Simd::fma(odd, Simd::broadcast(at + 1), group[g][r]);
+            }
+        }
+        add_codes<Simd, rows, side, j + 1>(codes, x, group);
     }
 }
 
@@ -26,7 +34,9 @@ template <class Simd, int rows>
 void gemv_fma(const std::uint8_t* tile, std::int64_t steps, bool plain_scales, const void* x_staged, float* sums) {
     using Float = typename Simd::Float;
     constexpr int parts = tile_rows / Simd::lanes;
-    constexpr std::int64_t prefetch_bytes = 8 * step_bytes;
+    // Groups whose chains of FMAs run side by side, to hide the latency.
+    constexpr int side = rows == 1 ? Simd::side : 1;
+    constexpr std::int64_t prefetch_bytes = 16 * step_bytes;
     const auto* x = static_cast<const float*>(x_staged);
     Float sum[parts][rows];
     for (int part = 0; part < parts; ++part) {
@@ -43,13 +53,25 @@ void gemv_fma(const std::uint8_t* tile, std::int64_t steps, bool plain_scales, c
             Simd::decode_scales(tile + step_code_bytes, plain_scales, part * Simd::lanes, scale);
             const std::uint8_t* codes = tile + part * Simd::lanes * 4;
 #pragma GCC unroll 4
-            for (int g = 0; g < step_groups; ++g) {
-                Float group[rows];
-                for (int r = 0; r < rows; ++r) group[r] = Simd::zero();
-                add_codes<Simd, rows>(Simd::load_codes(codes + 128 * g), x + group_k * g, group);
-                add_codes<Simd, rows>(Simd::load_codes(codes + 128 * g + 64), x + group_k * g + 8, group);
+            for (int first = 0; first < step_groups; first += side) {
+                Float group[side][rows];
+                for (int g = 0; g < side; ++g) {
+                    for (int r = 0; r < rows; ++r) group[g][r] = Simd::zero();
+                }
+#pragma GCC unroll 2
+                for (int half = 0; half < 2; ++half) {
+                    typename Simd::Codes vectors[side];
+#pragma GCC unroll 4
+                    for (int g = 0; g < side; ++g) {
+                        vectors[g] = Simd::load_codes(codes + 64 * (2 * (first + g) + half));
+                    }
+                    add_codes<Simd, rows, side>(vectors, x + group_k * first + 8 * half, group);
+                }
+#pragma GCC unroll 4
+                for (int g = 0; g < side; ++g) {
 #pragma GCC unroll 8
-                for (int r = 0; r < rows; ++r) sum[part][r] = Simd::fma(group[r], scale[g], sum[part][r]);
+                    for (int r = 0; r < rows; ++r) sum[part][r] = Simd::fma(group[g][r], scale[first + g], sum[part][r]);
+                }
             }
         }
         tile += step_bytes;

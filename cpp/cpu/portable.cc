@@ -10,6 +10,7 @@ namespace {
 
 struct SimdPortable {
     static constexpr int lanes = 4;
+    static constexpr int side = SIDEX;
     using Float = float __attribute__((vector_size(16)));
     using Codes = std::uint32_t __attribute__((vector_size(16)));
     static Float zero() { return Float{}; }
@@ -27,10 +28,13 @@ struct SimdPortable {
         std::memcpy(&value, at, sizeof(value));
         return value;
     }
-    template <int shift>
-    static Float weights(Codes codes) {
-        const Codes index = (codes >> shift) & 15u;
+    static Float lookup(Codes index) {
         return Float{e2m1_values[index[0]], e2m1_values[index[1]], e2m1_values[index[2]], e2m1_values[index[3]]};
+    }
+    template <int j>
+    static void weights(Codes codes, Float& even, Float& odd) {
+        even = lookup((codes >> (4 * j)) & 15u);
+        odd = lookup((codes >> (16 + 4 * j)) & 15u);
     }
     static void decode_scales(const std::uint8_t* bytes, bool /*plain*/, int first_row, Float* scale) {
         for (int g = 0; g < step_groups; ++g) {

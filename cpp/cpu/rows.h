@@ -29,7 +29,7 @@ inline float widen_half(std::uint16_t h) {
     const std::uint32_t bits = magnitude >= 0x0F800000u ? (magnitude | infinity_bits) : finite;
     return float_of(bits | ((h & 0x8000u) << 16));
 }
-inline std::uint16_t narrow_half(float value) {
+inline std::uint16_t narrow_half(float value) {  // to nearest even
     const std::uint32_t magnitude = bits_of(value) & magnitude_mask;
     // Adding 0.5 puts the last bit of the sum at 2^-24, the spacing of subnormal halves.
     const std::uint32_t subnormal = bits_of(float_of(magnitude) + 0.5f) - 0x3F000000u;
@@ -147,43 +147,58 @@ void pack_gemm_row(DType dtype, const void* x, std::int64_t k, Band band, Operan
     }
 }
 
+// Sixteen columns or fewer of one row of y.
+template <int columns>
+inline void finish_columns(const float* sums, std::int64_t band_stride, const double* factors, int bands,
+                           const float* scale2, bool per_row, const float* bias, DType dtype, unsigned char* y,
+                           int count) {
+    // A known count (columns > 0) turns the copies into single instructions.
+    const auto part = static_cast<std::size_t>(columns > 0 ? columns : count);
+    float scale[tile_rows];
+    float add[tile_rows] = {};
+    double total[tile_rows];
+    float result[tile_rows];
+    for (int i = 0; i < tile_rows; ++i) scale[i] = scale2[0];
+    if (per_row) std::memcpy(scale, scale2, part * sizeof(float));
+    if (bias != nullptr) std::memcpy(add, bias, part * sizeof(float));
+    for (int i = 0; i < tile_rows; ++i) total[i] = sums[i] * factors[0];
+    for (int band = 1; band < bands; ++band) {
+        for (int i = 0; i < tile_rows; ++i) total[i] += sums[band * band_stride + i] * factors[band];
+    }
+    // In double the product is exact, so that only the cast rounds.
+    for (int i = 0; i < tile_rows; ++i) total[i] *= scale[i];
+    // Without a bias nothing is added: it would turn -0 into +0.
+    if (bias != nullptr) {
+        for (int i = 0; i < tile_rows; ++i) total[i] += add[i];
+    }
+    for (int i = 0; i < tile_rows; ++i) result[i] = static_cast<float>(total[i]);
+    if (dtype == DType::float32) {
+        std::memcpy(y, result, part * sizeof(float));
+        return;
+    }
+    std::uint16_t narrow[tile_rows];
+    if (dtype == DType::float16) {
+        for (int i = 0; i < tile_rows; ++i) narrow[i] = narrow_half(result[i]);
+    } else {
+        for (int i = 0; i < tile_rows; ++i) narrow[i] = narrow_bfloat(result[i]);
+    }
+    std::memcpy(y, narrow, part * sizeof(std::uint16_t));
+}
+
+// sums has whole tiles of columns, so that a short last part may read all of its tile.
 void finish_row(const float* sums, std::int64_t band_stride, const double* factors, int bands, const float* scale2,
                 bool per_row, const float* bias, DType dtype, void* y, std::int64_t count) {
-    for (std::int64_t i0 = 0; i0 < count; i0 += tile_rows) {
-        const int part = count - i0 < tile_rows ? static_cast<int>(count - i0) : tile_rows;
-        float scale[tile_rows];
-        float add[tile_rows];
-        double total[tile_rows] = {};
-        float result[tile_rows];
-        for (int i = 0; i < tile_rows; ++i) scale[i] = per_row ? 0.0f : scale2[0];
-        if (per_row) std::memcpy(scale, scale2 + i0, static_cast<std::size_t>(part) * sizeof(float));
-        for (int i = 0; i < tile_rows; ++i) add[i] = 0.0f;
-        if (bias != nullptr) std::memcpy(add, bias + i0, static_cast<std::size_t>(part) * sizeof(float));
-        for (int band = 0; band < bands; ++band) {
-            const float* from = sums + band * band_stride + i0;
-            for (int i = 0; i < tile_rows; ++i) {
-                // A band without a sum keeps the sign of a zero in the others.
-                total[i] = band == 0 ? from[i] * factors[0] : total[i] + from[i] * factors[band];
-            }
-        }
-        // In double the product is exact, so that only the cast rounds.
-        if (bias != nullptr) {
-            for (int i = 0; i < tile_rows; ++i) result[i] = static_cast<float>(total[i] * scale[i] + add[i]);
+    auto* to = static_cast<unsigned char*>(y);
+    for (std::int64_t i = 0; i < count; i += tile_rows) {
+        const float* scale = per_row ? scale2 + i : scale2;
+        const float* add = bias == nullptr ? nullptr : bias + i;
+        if (count - i >= tile_rows) {
+            finish_columns<tile_rows>(sums + i, band_stride, factors, bands, scale, per_row, add, dtype, to, tile_rows);
         } else {
-            for (int i = 0; i < tile_rows; ++i) result[i] = static_cast<float>(total[i] * scale[i]);
+            finish_columns<0>(sums + i, band_stride, factors, bands, scale, per_row, add, dtype, to,
+                              static_cast<int>(count - i));
         }
-        auto* to = static_cast<unsigned char*>(y) + i0 * static_cast<std::int64_t>(size_of(dtype));
-        if (dtype == DType::float32) {
-            std::memcpy(to, result, static_cast<std::size_t>(part) * sizeof(float));
-            continue;
-        }
-        std::uint16_t narrow[tile_rows];
-        if (dtype == DType::float16) {
-            for (int i = 0; i < tile_rows; ++i) narrow[i] = narrow_half(result[i]);
-        } else {
-            for (int i = 0; i < tile_rows; ++i) narrow[i] = narrow_bfloat(result[i]);
-        }
-        std::memcpy(to, narrow, static_cast<std::size_t>(part) * sizeof(std::uint16_t));
+        to += tile_rows * size_of(dtype);
     }
 }
 

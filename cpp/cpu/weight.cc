@@ -66,8 +66,8 @@ Weight::Weight(std::int64_t n, std::int64_t k, int block_size, const std::uint8_
     if (!w.tiled) {
         w.codes.reserve(static_cast<std::size_t>(n * row_bytes));
         w.scales.reserve(static_cast<std::size_t>(n * blocks));
-        std::memcpy(w.codes.bytes(), b, static_cast<std::size_t>(n * row_bytes));
-        std::memcpy(w.scales.bytes(), scales, static_cast<std::size_t>(n * blocks));
+        std::copy_n(b, n * row_bytes, w.codes.bytes());
+        std::copy_n(scales, n * blocks, w.scales.bytes());
         w.bytes_held = w.codes.capacity() + w.scales.capacity();
         return;
     }
@@ -103,8 +103,8 @@ void Weight::canonical(std::uint8_t* b, std::uint8_t* scales) const {
     const std::int64_t blocks = blocks_per_row(w.k, w.block_size);
     const std::int64_t row_bytes = w.k / 2;
     if (!w.tiled) {
-        std::memcpy(b, w.codes.bytes(), static_cast<std::size_t>(w.n * row_bytes));
-        std::memcpy(scales, w.scales.bytes(), static_cast<std::size_t>(w.n * blocks));
+        std::copy_n(w.codes.bytes(), w.n * row_bytes, b);
+        std::copy_n(w.scales.bytes(), w.n * blocks, scales);
         return;
     }
     for (std::int64_t row = 0; row < w.n; ++row) {

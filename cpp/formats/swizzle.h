@@ -1,8 +1,8 @@
 // The 128x4 layout of block scales that Blackwell's block-scaled MMA reads: rows padded to 128 and K blocks
 // to 4, in atoms of 128 rows x 4 blocks = 512 bytes (CUTLASS Sm1xxBlockScaledConfig; cuBLAS "1D block scaling").
 #pragma once
+#include <algorithm>
 #include <cstdint>
-#include <cstring>
 
 namespace fp4linear::swizzle {
 
@@ -28,7 +28,7 @@ constexpr std::int64_t offset(std::int64_t row, std::int64_t block, std::int64_t
 
 // plain: [rows, blocks] row-major. swizzled: size(rows, blocks) bytes, padding zeroed.
 inline void from_plain(const std::uint8_t* plain, std::int64_t rows, std::int64_t blocks, std::uint8_t* swizzled) {
-    std::memset(swizzled, 0, static_cast<std::size_t>(size(rows, blocks)));
+    std::fill_n(swizzled, size(rows, blocks), std::uint8_t{0});
     for (std::int64_t r = 0; r < rows; ++r)
         for (std::int64_t c = 0; c < blocks; ++c) swizzled[offset(r, c, blocks)] = plain[r * blocks + c];
 }

@@ -56,8 +56,9 @@ def _packed_codes(b: Any) -> npt.NDArray[np.uint8]:
     if array.dtype.name == "float4_e2m1fn":  # ml_dtypes keeps one code a byte
         if array.shape[1] % 2:
             raise ValueError(f"b: K must be even (two codes a byte), got shape {list(array.shape)}")
-        codes = np.ascontiguousarray(array).view(np.uint8)
-        return (codes[:, 0::2] & 0xF) | (codes[:, 1::2] << 4)
+        codes: npt.NDArray[np.uint8] = np.ascontiguousarray(array).view(np.uint8)
+        packed: npt.NDArray[np.uint8] = (codes[:, 0::2] & 0xF) | (codes[:, 1::2] << 4)
+        return packed
     if array.dtype not in (np.uint8, np.int8):
         raise TypeError(f"b: expected uint8 (two E2M1 codes a byte), int8 or float4_e2m1, got {array.dtype}")
     return array.view(np.uint8)

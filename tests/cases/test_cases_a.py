@@ -65,7 +65,9 @@ def test_A4_zeros(backend: Backend, dtype: str, m: int) -> None:
     y = zero_scales.forward(x)
     assert np.isnan(y[0].astype(np.float64)).all()
     equal(y[1:], 0)
-    equal(backend.layer(np.full((3, 16), 0x88, np.uint8), one, 1.0).forward(np.full((m, 32), -1, DTYPES[dtype])), 0)  # (b)
+    equal(
+        backend.layer(np.full((3, 16), 0x88, np.uint8), one, 1.0).forward(np.full((m, 32), -1, DTYPES[dtype])), 0
+    )  # (b)
     equal(backend.layer(np.zeros((3, 16), np.uint8), one, 1.0).forward(np.full((m, 32), 3, DTYPES[dtype])), 0)  # (c)
 
 

@@ -98,7 +98,9 @@ def test_D5_offset_storage(backend: Backend, dtype: str) -> None:
 def test_D5_odd_address(backend: Backend, dtype: str, m: int) -> None:
     x = reference.x_of(m, 64, 46).astype(DTYPES[dtype])
     for offset in (1, 3, 5):
-        held = np.frombuffer(b"\xff" * offset + x.view(np.uint8).tobytes(), np.uint8)[offset:].view(x.dtype).reshape(m, 64)
+        held = (
+            np.frombuffer(b"\xff" * offset + x.view(np.uint8).tobytes(), np.uint8)[offset:].view(x.dtype).reshape(m, 64)
+        )
         assert held.__array_interface__["data"][0] % 2 == 1
         check_view(backend, held)
 

@@ -50,7 +50,8 @@ def test_G1_stream_order_of_cupy() -> None:
     layer = fp4linear.Fp4Linear(b, scales, 2.0**-6, device="cuda")
     want = layer.forward(cupy.ones((1, 256), cupy.float16)).get()
     spin = cupy.RawKernel(
-        r'extern "C" __global__ void spin(long long n) { long long t = clock64(); while (clock64() - t < n) {} }', "spin"
+        r'extern "C" __global__ void spin(long long n) { long long t = clock64(); while (clock64() - t < n) {} }',
+        "spin",
     )
     for stream in (cupy.cuda.Stream(non_blocking=True), cupy.cuda.Stream.ptds):
         x = cupy.full((1, 256), 7, cupy.float16)

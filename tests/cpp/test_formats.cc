@@ -31,12 +31,15 @@ constexpr double value_of_fields(int exponent, int mantissa, int mantissa_bits, 
     return exponent == 0 ? fraction * power_of_two(1 - bias) : (1.0 + fraction) * power_of_two(exponent - bias);
 }
 
-constexpr bool same_bits(float a, float b) { return std::bit_cast<std::uint32_t>(a) == std::bit_cast<std::uint32_t>(b); }
+constexpr bool same_bits(float a, float b) {
+    return std::bit_cast<std::uint32_t>(a) == std::bit_cast<std::uint32_t>(b);
+}
 
 constexpr bool e2m1_table_is_right() {
     for (int code = 0; code < 16; ++code) {
         const auto magnitude = static_cast<float>(value_of_fields((code >> 1) & 3, code & 1, 1, 1));
-        if (!same_bits(float_from_e2m1(static_cast<std::uint8_t>(code)), code & 8 ? -magnitude : magnitude)) return false;
+        if (!same_bits(float_from_e2m1(static_cast<std::uint8_t>(code)), code & 8 ? -magnitude : magnitude))
+            return false;
     }
     return true;
 }
@@ -102,7 +105,8 @@ int nearest_code(double magnitude, int last, Decode decode) {
 template <class Body>
 void for_telling_floats(Body body) {
     for (std::uint32_t upper = 0; upper < 0x10000; ++upper)
-        for (const std::uint32_t lower : {0x0000u, 0x0001u, 0x0FFFu, 0x1000u, 0x1001u, 0x7FFFu, 0x8000u, 0x8001u, 0xFFFFu})
+        for (const std::uint32_t lower :
+             {0x0000u, 0x0001u, 0x0FFFu, 0x1000u, 0x1001u, 0x7FFFu, 0x8000u, 0x8001u, 0xFFFFu})
             body(std::bit_cast<float>(upper << 16 | lower));
 }
 
@@ -140,8 +144,9 @@ void test_e4m3_from_float() {
     CHECK_EQ(wrong, 0L);
     // The ties themselves, which need more bits than the sweep's lower halves in no case, and their neighbours.
     for (int code = 0; code < 0x7E; ++code) {
-        const float tie = (float_from_e4m3(static_cast<std::uint8_t>(code)) +
-                           float_from_e4m3(static_cast<std::uint8_t>(code + 1))) * 0.5f;
+        const float tie =
+            (float_from_e4m3(static_cast<std::uint8_t>(code)) + float_from_e4m3(static_cast<std::uint8_t>(code + 1))) *
+            0.5f;
         CHECK_EQ(int(e4m3_from_float(tie)), code + code % 2);
         CHECK_EQ(int(e4m3_from_float(std::nextafter(tie, 0.0f))), code);
         CHECK_EQ(int(e4m3_from_float(std::nextafter(tie, 1e9f))), code + 1);
@@ -212,8 +217,8 @@ void test_bfloat() {
         }
         // Neighbours in double; the one above the greatest finite value counts as 2^128.
         const double low = std::fabs(static_cast<double>(float_from_bfloat(below)));
-        const double high = (below & 0x7FFF) == 0x7F7F ? 0x1p128
-                                                       : std::fabs(static_cast<double>(float_from_bfloat(below + 1)));
+        const double high =
+            (below & 0x7FFF) == 0x7F7F ? 0x1p128 : std::fabs(static_cast<double>(float_from_bfloat(below + 1)));
         const double to_low = std::fabs(static_cast<double>(value)) - low;
         const double to_high = high - std::fabs(static_cast<double>(value));
         const bool up = to_high < to_low || (to_high == to_low && below % 2 == 1);
@@ -231,8 +236,19 @@ void test_swizzle() {
     static_assert(swizzle::offset(0, 4, 8) == 512 && swizzle::offset(128, 0, 8) == 1024);
 
     std::mt19937 random(3);
-    for (const auto& [rows, blocks] : std::vector<std::pair<std::int64_t, std::int64_t>>{
-             {1, 1}, {1, 4}, {5, 3}, {31, 7}, {32, 4}, {127, 1}, {128, 4}, {129, 5}, {160, 6}, {256, 8}, {300, 13}, {0, 3}, {3, 0}}) {
+    for (const auto& [rows, blocks] : std::vector<std::pair<std::int64_t, std::int64_t>>{{1, 1},
+                                                                                         {1, 4},
+                                                                                         {5, 3},
+                                                                                         {31, 7},
+                                                                                         {32, 4},
+                                                                                         {127, 1},
+                                                                                         {128, 4},
+                                                                                         {129, 5},
+                                                                                         {160, 6},
+                                                                                         {256, 8},
+                                                                                         {300, 13},
+                                                                                         {0, 3},
+                                                                                         {3, 0}}) {
         const std::int64_t size = swizzle::size(rows, blocks);
         std::vector<std::uint8_t> plain(static_cast<std::size_t>(rows * blocks)), back(plain.size(), 0xAA);
         for (auto& byte : plain) byte = static_cast<std::uint8_t>(1 + random() % 255);  // 0 marks padding

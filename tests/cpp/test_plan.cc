@@ -261,7 +261,8 @@ void test_every_question() {
                                     if (o.path == "auto") CHECK(plan.found);  // every shape runs on every device
                                     const std::string message = error_of(q, d, o);
                                     const std::string reason = reason_of(path, q, d, o);
-                                    if (!has(message, reason.c_str()) || reason.empty()) CHECK(has(message, reason.c_str()));
+                                    if (!has(message, reason.c_str()) || reason.empty())
+                                        CHECK(has(message, reason.c_str()));
                                 }
                             }
     CHECK(questions > 50'000);

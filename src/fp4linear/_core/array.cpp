@@ -32,6 +32,21 @@ std::string qualified_name(nb::handle object) {
     throw nb::python_error();
 }
 
+// An attribute's name, interned once: PyObject_GetAttrString makes and hashes a string on every call.
+class Name {
+   public:
+    explicit Name(const char* text) : text_(PyUnicode_InternFromString(text)) {}
+    [[nodiscard]] nb::object of(nb::handle object) const {
+        PyObject* value = PyObject_GetAttr(object.ptr(), text_);
+        if (value == nullptr) throw nb::python_error();
+        return nb::steal(value);
+    }
+    [[nodiscard]] bool is_true_of(nb::handle object) const { return of(object).ptr() == Py_True; }
+
+   private:
+    PyObject* text_;  // never freed
+};
+
 // A module that the caller has imported already; this package imports no framework.
 nb::object loaded_module(const char* name) {
     PyObject* module = PyImport_GetModule(nb::str(name).ptr());
@@ -109,17 +124,39 @@ constexpr NamedElement named_elements[] = {
     {"float4_e2m1fn", Element::float4_e2m1fn, 1},
 };
 
+// NumPy's own types are singletons, so most arrays are known by the address of their dtype; its name is a Python property.
+const NamedElement* element_of(nb::handle dtype) {
+    static const auto* known = [] {
+        auto* list = new std::vector<std::pair<nb::object, const NamedElement*>>;
+        for (const NamedElement& each : named_elements)
+            if (std::strstr(each.name, "bfloat") == nullptr && std::strstr(each.name, "_") == nullptr)
+                list->emplace_back(numpy().attr("dtype")(each.name), &each);
+        return list;
+    }();
+    for (const auto& [type, element] : *known)
+        if (dtype.is(type)) return element;
+    return nullptr;
+}
+
 Array from_numpy(nb::handle object, const char* argument) {
+    static const Name dtype_name("dtype"), interface_name("__array_interface__");
     Array a;
     a.source = nb::borrow(object);
     a.library = Library::numpy;
-    a.dtype = nb::cast<std::string>(nb::str(object.attr("dtype").attr("name")));
-    nb::dict interface = nb::cast<nb::dict>(object.attr("__array_interface__"));
-    const auto typestr = nb::cast<std::string>(interface["typestr"]);
-    if (typestr[0] == '>') raise(PyExc_TypeError, std::string(argument) + ": byte order of " + a.dtype + " is swapped");
-    a.item_size = nb::cast<std::int64_t>(object.attr("dtype").attr("itemsize"));
-    for (const NamedElement& each : named_elements)
-        if (a.dtype == each.name) a.element = each.element;
+    nb::object dtype = dtype_name.of(object);
+    nb::dict interface = nb::cast<nb::dict>(interface_name.of(object));
+    if (const NamedElement* element = element_of(dtype)) {
+        a.dtype = element->name;
+        a.element = element->element;
+        a.item_size = element->size;
+    } else {
+        a.dtype = nb::cast<std::string>(nb::str(dtype.attr("name")));
+        a.item_size = nb::cast<std::int64_t>(dtype.attr("itemsize"));
+        if (nb::cast<std::string>(interface["typestr"])[0] == '>')
+            raise(PyExc_TypeError, std::string(argument) + ": byte order of " + a.dtype + " is swapped");
+        for (const NamedElement& each : named_elements)
+            if (a.dtype == each.name) a.element = each.element;
+    }
     nb::tuple data = nb::cast<nb::tuple>(interface["data"]);
     a.data = reinterpret_cast<const std::uint8_t*>(nb::cast<std::uintptr_t>(data[0]));
     a.read_only = nb::cast<bool>(data[1]);
@@ -127,10 +164,12 @@ Array from_numpy(nb::handle object, const char* argument) {
     if (nb::len(shape) > max_ndim)
         raise(PyExc_ValueError, std::string(argument) + ": at most 8 dimensions, got " + std::to_string(nb::len(shape)));
     a.ndim = static_cast<int>(nb::len(shape));
-    nb::tuple strides = nb::cast<nb::tuple>(object.attr("strides"));
-    for (int i = 0; i < a.ndim; ++i) {
+    nb::object strides = interface["strides"];  // None: C-contiguous
+    std::int64_t next = a.item_size;
+    for (int i = a.ndim - 1; i >= 0; --i) {
         a.shape[i] = nb::cast<std::int64_t>(shape[i]);
-        a.strides[i] = nb::cast<std::int64_t>(strides[i]);
+        a.strides[i] = strides.is_none() ? next : nb::cast<std::int64_t>(strides[i]);
+        next *= a.shape[i];
     }
     return a;
 }
@@ -268,11 +307,20 @@ std::uintptr_t stream_number(void* stream) {
 
 Array from_dlpack(nb::handle object, const char* argument, const Place& place, void* stream) {
     nb::object export_method = object.attr("__dlpack__");
-    // Asked first, so that no data is exported (or copied between devices) only to be refused.
-    if (nb::hasattr(object, "__dlpack_device__")) check_place(dlpack_device(object), place, argument);
     nb::dict keywords;
     if (place.cuda) keywords["stream"] = stream_number(stream);
     nb::object capsule;
+    dlpack::Device device{dlpack::cpu, 0};
+    bool device_known = false;
+    try {
+        // Asked first, so that no data is exported (or copied between devices) only to be refused.
+        device_known = nb::hasattr(object, "__dlpack_device__");
+        if (device_known) device = dlpack_device(object);
+    } catch (nb::python_error& error) {
+        if (!error.matches(PyExc_Exception)) throw;
+        raise_naming(error, PyExc_BufferError, argument);
+    }
+    if (device_known) check_place(device, place, argument);
     try {
         try {
             capsule = export_method(nb::arg("max_version") = nb::make_tuple(dlpack::supported_major, 1), **keywords);
@@ -315,15 +363,18 @@ Array from_torch(nb::handle object, const char* argument, Gradient gradient, con
             !type.attr("__torch_dispatch__").is(torch_tensor().type().attr("__torch_dispatch__")))
             raise(PyExc_TypeError, name + ": expected a plain torch.Tensor, got " + qualified_name(object));
     }
-    if (nb::cast<bool>(tensor.attr("is_meta"))) raise(PyExc_ValueError, name + ": a meta tensor holds no data");
-    if (nb::cast<bool>(tensor.attr("requires_grad"))) {
+    static const Name is_meta("is_meta"), requires_grad("requires_grad");
+    // Called through its descriptor: a bound method would be made and thrown away.
+    static const auto* is_neg = new nb::object(torch_tensor().type().attr("is_neg"));
+    if (is_meta.is_true_of(tensor)) raise(PyExc_ValueError, name + ": a meta tensor holds no data");
+    if (requires_grad.is_true_of(tensor)) {
         const bool recording = nb::cast<bool>(torch_tensor().module().attr("is_grad_enabled")());
         if (gradient == Gradient::refuse || (gradient == Gradient::refuse_if_recording && recording))
             raise(PyExc_ValueError, name + " requires grad, and this call records none: call it under torch.no_grad(), or pass " +
                                         name + ".detach()");
         tensor = tensor.attr("detach")();
     }
-    if (nb::cast<bool>(tensor.attr("is_neg")())) {
+    if (nb::object((*is_neg)(tensor)).ptr() == Py_True) {
         if (gradient == Gradient::refuse) raise(PyExc_ValueError, name + ": expected a tensor without a lazy negation");
         tensor = tensor.attr("resolve_neg")();
     }
@@ -463,8 +514,13 @@ Place place_of(nb::handle object) {
     if (jax_array().is_instance(object) && nb::isinstance(object, jax_array().module().attr("core").attr("Tracer")))
         return {};
     if (torch_tensor().is_instance(object) && nb::cast<bool>(object.attr("is_meta"))) return {};
-    const dlpack::Device device = dlpack_device(object);
-    return {device.type == dlpack::cuda, device.type == dlpack::cuda ? device.id : 0};
+    try {
+        const dlpack::Device device = dlpack_device(object);
+        return {device.type == dlpack::cuda, device.type == dlpack::cuda ? device.id : 0};
+    } catch (nb::python_error& error) {
+        if (!error.matches(PyExc_Exception)) throw;
+        return {};  // the import that follows says what is wrong, under the argument's name
+    }
 }
 
 nb::object on_host(nb::handle object) {
@@ -493,7 +549,10 @@ std::optional<void*> current_stream(nb::handle object, const Place& place) {
     return std::nullopt;
 }
 
-nb::object numpy() { return nb::module_::import_("numpy"); }
+nb::object numpy() {
+    static auto* module = new nb::object(nb::module_::import_("numpy"));
+    return *module;
+}
 
 nb::object numpy_empty(const std::vector<std::int64_t>& shape, const char* dtype) {
     nb::list extents;

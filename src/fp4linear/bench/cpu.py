@@ -16,7 +16,7 @@ from .suites import Item
 from .timing import Samples, alternate
 
 COLD_BYTES = 500_000_000  # distinct weights that a cold pass reads: far more than any cache holds
-BANDWIDTH_BYTES = 1 << 30
+BANDWIDTH_BYTES = 1 << 29
 BANDWIDTH_REPEATS = 5
 COLD_PARTS = 3
 
@@ -90,7 +90,7 @@ class Cpu:
                 samples, bandwidth = self._time_cold(prepared, sides, seconds)
             else:
                 samples, bandwidth = alternate(sides, seconds), None
-        what = f"numpy float32, {prepared.threads} threads" if limited else "numpy float32, threads not set"
+        what = f"numpy float32, threads: {prepared.threads}" if limited else "numpy float32, threads: not set"
         return Timing(samples["ours"], samples.get("dense"), what, bandwidth, len(prepared.layers))
 
     def _time_cold(self, prepared: Prepared, sides: Any, seconds: float) -> tuple[dict[str, Samples], float]:

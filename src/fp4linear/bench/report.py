@@ -37,7 +37,7 @@ def table(records: Sequence[Record]) -> Table:
         "gain",
         "tol.",
     ]
-    result = Table(*(["layer"] if labelled else []), *columns, box=box.SIMPLE_HEAD)
+    result = Table(*(["layer"] if labelled else []), *columns, box=box.SIMPLE_HEAD, pad_edge=False)
     for column in result.columns:
         column.justify = "right"
         column.no_wrap = True
@@ -78,6 +78,7 @@ def plot(records: Sequence[Record], path: Path) -> None:
     lines: dict[str, list[Record]] = defaultdict(list)
     for r in records:
         lines[f"{r.n}x{r.k} {SHORT[r.dtype]} {r.weights}"].append(r)
+    rows = sorted({r.m for r in records})
     figure, (latency, share) = pyplot.subplots(1, 2, figsize=(13, 5), layout="constrained")
     for index, (name, line) in enumerate(lines.items()):
         line = sorted(line, key=lambda r: r.m)
@@ -95,6 +96,8 @@ def plot(records: Sequence[Record], path: Path) -> None:
     share.axhline(1, color="grey", linewidth=0.8)
     for axes in (latency, share):
         axes.grid(alpha=0.3)
+        axes.set_xticks(rows, [str(m) for m in rows])
+        axes.minorticks_off()
         if axes.lines and axes.get_legend_handles_labels()[0]:
             axes.legend(fontsize="small")
     figure.savefig(path, dpi=120)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-SAMPLE_SECONDS = 0.04  # of one side, before the other has its turn
+TURN_SECONDS = 0.04  # of one side, before the other has its turn
 # Idle time before each turn. The threads of OpenBLAS spin for some 25 ms after a matmul; a call of ours in that time
 # shares the cores with them, and the other way round: 8.7 ms were measured for a matmul that takes 0.2.
 SETTLE_SECONDS = 0.03
@@ -34,6 +33,7 @@ class Samples:
 
     @property
     def medians(self) -> list[float]:
+        """One for each call; only where all of them had a sample, which hot ones have."""
         return [statistics.median(call) for call in self.by_call]
 
     def extend(self, more: Samples) -> None:
@@ -51,32 +51,34 @@ def alternate(
 ) -> dict[str, Samples]:
     """Gives each side turns of about 40 ms until the time is over, but not less than `min_rounds`.
 
-    sides: the calls of each side, made one after another. cold: they read distinct memory, larger together than any
-    cache; otherwise all of them run once before each turn, untimed, to be hot.
+    sides: the calls of each side, made one after another and over again. cold: they read distinct memory, larger
+    together than any cache, and a turn goes on where the last one of the side stopped; otherwise all of them run once
+    before each turn, untimed, to be hot, and a turn has each at least once.
     """
-    repeats = {}
-    for name, calls in sides.items():
-        one_pass(calls)
-        repeats[name] = max(1, math.ceil(SAMPLE_SECONDS / max(one_pass(calls), 1e-9)))
     samples = {name: Samples([[] for _ in calls]) for name, calls in sides.items()}
+    position = dict.fromkeys(sides, 0)
     end = time.perf_counter() + seconds
     rounds = 0
     while rounds < min_rounds or (time.perf_counter() < end and rounds < MAX_ROUNDS):
         for name, calls in sides.items():
             if len(sides) > 1:
                 time.sleep(SETTLE_SECONDS)
-            one_pass(calls[-1:] if cold else calls)
-            for _ in range(repeats[name]):
-                for call, timed in zip(calls, samples[name].by_call, strict=True):
-                    begin = time.perf_counter()
-                    call()
-                    timed.append(time.perf_counter() - begin)
+            for call in [calls[position[name] - 1]] if cold else calls:  # wakes the threads
+                call()
+            position[name] = turn(calls, samples[name], position[name], 1 if cold else len(calls))
         rounds += 1
     return samples
 
 
-def one_pass(calls: Sequence[Call]) -> float:
-    begin = time.perf_counter()
-    for call in calls:
+def turn(calls: Sequence[Call], samples: Samples, position: int, least: int) -> int:
+    """Times calls from `position` on for a turn, at least so many; gives the position after the last."""
+    end = time.perf_counter() + TURN_SECONDS
+    done = 0
+    while done < least or time.perf_counter() < end:
+        call = calls[position]
+        begin = time.perf_counter()
         call()
-    return time.perf_counter() - begin
+        samples.by_call[position].append(time.perf_counter() - begin)
+        position = (position + 1) % len(calls)
+        done += 1
+    return position

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -41,7 +42,7 @@ def command(
     --hot; the default suite has both. Exit status 1 where a result is out of tolerance.
     """
     from fp4linear import bench
-    from fp4linear.bench import report
+    from fp4linear.bench import report, suites
     from fp4linear.bench.cpu import Cpu
 
     if list_suites:
@@ -53,6 +54,9 @@ def command(
     ]
     # Tables go to stderr where stdout carries JSON.
     console = make_console(stderr=json_file == "-")
+    if dtype is None and find_spec("ml_dtypes") is None:
+        items = [item for item in items if item.dtype != "bfloat16"] or suites.vary(items, dtypes=["float32"])
+        console.print("no bf16, for want of ml_dtypes: pip install ml_dtypes")
     records: list[Record] = []
     with console.status("") as status:
         source = bench.run(Cpu(dense=dense), items, seconds=seconds)
@@ -96,6 +100,6 @@ def summarise(records: list[Record], say: Callable[[str], None]) -> None:
     for dense in sorted({r.dense for r in records if r.dense}):
         say(f"dense: {dense}")
     say(
-        f"fp4linear {records[0].version}, {', '.join(sorted({r.isa for r in records}))}, {records[0].date}. Medians; us "
-        "and GB/s of packed weights a call;\ngain: dense / ours; tol.: error against fp64 / the contract's tolerance."
+        f"fp4linear {records[0].version}, {', '.join(sorted({r.isa for r in records}))}, {records[0].date}. Medians; "
+        "us and GB/s of packed weights a call;\ngain: dense / ours; tol.: error against fp64 over the contract's."
     )

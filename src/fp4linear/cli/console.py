@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rich.console import Console
 
-LEAST_WIDTH = 118  # columns that the tables need: better a terminal that wraps lines than cells cut short
+LEAST_WIDTH = 124  # columns that the tables need: better a terminal that wraps lines than cells cut short
 
 
 def make_console(*, stderr: bool = False) -> Console:

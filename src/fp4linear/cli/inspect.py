@@ -13,6 +13,8 @@ from .console import make_console
 if TYPE_CHECKING:
     from fp4linear.files import FileReport, LayerReport
 
+SHOWN_GROUPS = 4  # of layers whose global scales differ
+
 
 def command(
     file: Annotated[Path, typer.Argument(help="A .safetensors file, an index, or a directory with either.")],
@@ -39,6 +41,7 @@ def show(report: FileReport) -> None:
         "layer", "format", "N x K", "global scale", "NaN", "zero", "awkward", "path M=1", "path M=64",
         box=box.SIMPLE_HEAD,
     )  # fmt: skip
+    table.columns[0].overflow = "fold"
     for column in table.columns[2:6]:
         column.justify = "right"
     for layer in readable:
@@ -57,11 +60,13 @@ def show(report: FileReport) -> None:
     for layer in report.layers:
         if layer.problem is not None:
             console.print(f"[red]can't load[/] {escape(layer.name)} ({layer.format}): {escape(layer.problem)}")
-    for group in report.mismatched:
+    for group in report.mismatched[:SHOWN_GROUPS]:
         scales = ", ".join(f"{escape(name)} {scale:.6g}" for name, scale in group.items())
         console.print(
             f"[yellow]global scales differ[/]: {scales}. Fuse them with one scale2 a row (load with a list of names)."
         )
+    if len(report.mismatched) > SHOWN_GROUPS:
+        console.print(f"... and in {len(report.mismatched) - SHOWN_GROUPS} more groups (--json has them all)")
     total = sum(layer.packed_bytes for layer in readable)
     console.print(
         f"{escape(report.source)}: {len(readable)} NVFP4 layers, {total / 1e6:.1f} MB packed"

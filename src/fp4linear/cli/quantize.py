@@ -61,6 +61,7 @@ def show(layers: list[QuantizedLayer], source: str, destination: Path) -> None:
 
     console = make_console()
     table = Table("layer", "N x K", "MB before", "after", "relative error", "max abs error", box=box.SIMPLE_HEAD)
+    table.columns[0].overflow = "fold"
     for column in table.columns[1:]:
         column.justify = "right"
     for layer in layers:

@@ -86,6 +86,8 @@ def run_model(
     texts: list[str],
     ids: list[list[int]],
 ) -> bool:
+    from rich.markup import escape
+
     from fp4linear import files
 
     names = layer_names(int(model.config["num_hidden_layers"]))
@@ -94,12 +96,13 @@ def run_model(
     files.quantize_file(source, path, method=method, include=names, force=True)
     sizes = model.weights.stat().st_size / 1e6, path.stat().st_size / 1e6
     console.print(
-        f"{model.weights.name} {sizes[0]:.1f} MB -> {path.name} {sizes[1]:.1f} MB ({method}; embeddings stay float32)"
+        f"{model.weights.name} {sizes[0]:.1f} MB -> {escape(path.name)} {sizes[1]:.1f} MB "
+        f"({method}; embeddings stay float32)"
     )
 
     # Everything but the linear layers comes from the new file as well: it is a whole checkpoint.
     checkpoint = files.open_tensors(path)
-    layers = {name: files.load(checkpoint, name) for name in names}
+    layers = {name: files.load(checkpoint, name, threads=1) for name in names}
     others = float_tensors(checkpoint, [name for name in checkpoint if name.rpartition(".")[0] not in layers])
     dense = {name: (source.floats(name + ".weight"), source.floats(name + ".bias")) for name in names}
 
@@ -117,15 +120,17 @@ def run_model(
     explain(console)
     cosines = (exact * ours).sum(-1)
     for text, cosine in zip(texts, cosines, strict=True):
-        console.print(f"cosine to the float model {cosine:.4f}  {text}", highlight=False)
+        console.print(f"cosine to the float model {cosine:.4f}  {escape(text)}", highlight=False)
     return verdict(console, results, cosines)
 
 
 def run_fallback(console: Console, path: Path, method: Method, every_layer: bool, why: str) -> bool:
     """Seeded weights of real shapes, through a file as well."""
+    from rich.markup import escape
+
     from fp4linear import files, quantize
 
-    console.print(f"[yellow]No real model: {why}.[/]\nSeeded random weights of real shapes instead:")
+    console.print(f"[yellow]No real model: {escape(why)}.[/]\nSeeded random weights of real shapes instead:")
     random = np.random.default_rng(2026)
     weights: dict[str, Floats] = {}
     for name, n, k in FALLBACK_LAYERS:
@@ -134,7 +139,7 @@ def run_fallback(console: Console, path: Path, method: Method, every_layer: bool
     checkpoint = files.open_tensors(path)
     cases = []
     for name, weight in weights.items():
-        layer = files.load(checkpoint, name)
+        layer = files.load(checkpoint, name, threads=1)
         for rows in FALLBACK_ROWS:
             x = random.standard_normal((rows, weight.shape[1]), dtype=np.float32)
             cases.append(checks.Case(f"{name}, M={rows}" if every_layer else name, layer, x, weight, None))
@@ -168,7 +173,7 @@ def explain(console: Console) -> None:
     console.print(
         "x is float32. tol.: worst error against fp64 on the same NVFP4 weights, as a share of what the contract\n"
         "allows; vs fp64: the same, relative; vs float: relative error against the float layer (what 4 bits cost);\n"
-        "us: median of a call, weights in the cache; dense: NumPy float32 matmul of the same x.",
+        "us: median of a call, weights in the cache; dense: NumPy float32 matmul of the same x; one thread each.",
         style="dim",
         highlight=False,
     )
@@ -181,9 +186,9 @@ def verdict(console: Console, results: list[checks.Check], cosines: npt.NDArray[
     before, after = sum(r.bytes_before for r in results), sum(r.bytes_after for r in results)
     ratio = sum(r.dense_us for r in results) / sum(r.us for r in results)
     words = [
-        f"{len(results) - len(bad)} of {len(results)} layers within the contract (worst {worst:.1%} of the tolerance)",
+        f"{len(results) - len(bad)} of {len(results)} layers within the contract (worst: {worst:.0%} of it)",
         f"{before / after:.1f} x smaller",
-        f"{ratio:.2f} x the speed of dense float32",
+        f"{ratio:.2f} x dense's speed",
     ]
     good = not bad
     if cosines is not None:

@@ -60,12 +60,10 @@ class Case:
 
 
 def check_all(cases: Sequence[Case]) -> list[Check]:
-    """Times of all layers in turns with their dense matmuls on as many threads, then the results."""
-    from fp4linear import _core
-
+    """Times of all layers in turns with their dense matmuls on one thread, then the results."""
     ours = [partial(case.layer.forward, case.x) for case in cases]
     dense = [partial(np.matmul, case.x, case.weight.T) for case in cases]
-    with blas_threads(_core.default_threads()):
+    with blas_threads(1):
         times = alternate({"ours": ours, "dense": dense}, SECONDS)
     return [
         check(case, us * 1e6, dense_us * 1e6)
@@ -102,13 +100,14 @@ def table(checks: Iterable[Check], every_layer: bool) -> Table:
 
     result = Table(
         "layer", "N x K", "M", "KB before", "after", "tol.", "vs fp64", "vs float", "us", "dense us", "path",
-        box=box.SIMPLE_HEAD,
+        box=box.SIMPLE_HEAD, pad_edge=False,
     )  # fmt: skip
+    result.columns[0].overflow = "fold"
     for column in result.columns[1:10]:
         column.justify = "right"
     checks = list(checks)
-    prefix = os.path.commonprefix([c.name for c in checks]) if len(checks) > 1 else ""
-    prefix = prefix[: prefix.rfind(".") + 1]
+    stem = os.path.commonprefix([c.name for c in checks]) if len(checks) > 1 else ""  # noqa: RUF071
+    prefix = stem[: stem.rfind(".") + 1]
     groups: dict[object, list[Check]] = defaultdict(list)
     for c in checks:
         groups[c.name if every_layer else (c.n, c.k, c.m)].append(c)
@@ -116,7 +115,7 @@ def table(checks: Iterable[Check], every_layer: bool) -> Table:
         first, paths = group[0], sorted({str(c.path) for c in group})
         worst = max(c.tolerance_used for c in group)
         result.add_row(
-            first.name.removeprefix(prefix) + (f" and {len(group) - 1} more" if len(group) > 1 else ""),
+            first.name.removeprefix(prefix) + (f" (+{len(group) - 1})" if len(group) > 1 else ""),
             f"{first.n} x {first.k}",
             str(first.m),
             f"{sum(c.bytes_before for c in group) / 1e3:.0f}",

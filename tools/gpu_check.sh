@@ -1,0 +1,126 @@
+#!/usr/bin/env bash
+# The checks that need a GPU, from the root of a checkout on a machine that has one: tests, compute-sanitizer, benchmark.
+#
+#   tools/gpu_check.sh [--tests] [--sanitizer] [--bench] [OUT]
+#
+# Without a switch: tests and sanitizer. Logs go to OUT (default build/gpu-check); a summary is printed last. Where
+# fp4linear can't be imported, it is installed from ./wheelhouse, which holds its wheel and those it needs. Exit status 0:
+# all of what was asked for passed.
+#
+#   PYTHON        the interpreter (python3)
+#   PYTEST_ARGS   more arguments for pytest
+#   BENCH_ARGS    arguments for `fp4linear bench` (--suite decode)
+#   SANITIZER     compute-sanitizer, where it is not on PATH
+#   TOOL_TIMEOUT  seconds for one sanitizer tool (180)
+set -uo pipefail
+cd "$(dirname "$0")/.." || exit 2
+
+tests=0 sanitizer=0 bench=0 out=
+for argument in "$@"; do
+    case $argument in
+        --tests) tests=1 ;;
+        --sanitizer) sanitizer=1 ;;
+        --bench) bench=1 ;;
+        -h | --help) sed -n '2,14s/^# \{0,1\}//p' "$0"; exit 0 ;;
+        -*) echo "unknown switch $argument (--help lists them)" >&2; exit 2 ;;
+        *) [ -z "$out" ] || { echo "two output folders: $out and $argument" >&2; exit 2; }; out=$argument ;;
+    esac
+done
+[ $((tests + sanitizer + bench)) -gt 0 ] || { tests=1 sanitizer=1; }
+out=${out:-build/gpu-check}
+mkdir -p "$out" || exit 2
+out=$(cd "$out" && pwd)
+python=${PYTHON:-python3}
+export PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
+
+summary=()
+failed=0
+note() {  # NAME STATUS DETAIL
+    summary+=("$(printf '%-22s %-7s %s' "$1" "$2" "$3")")
+    [ "$2" = passed ] || failed=1
+}
+
+installed() { (cd / && "$python" -c 'import fp4linear') > /dev/null 2>&1; }
+if ! installed; then
+    "$python" -m pip --disable-pip-version-check install --no-index --find-links wheelhouse --no-compile fp4linear \
+        > "$out/install.log" 2>&1
+    if ! installed; then
+        tail -20 "$out/install.log"
+        (cd / && "$python" -c 'import fp4linear')
+        echo "FAILED: fp4linear can't be imported, and ./wheelhouse does not install it (install.log)" >&2
+        exit 1
+    fi
+fi
+
+"$python" - > "$out/machine.log" 2>&1 << 'EOF'
+import fp4linear
+info = fp4linear._core.cuda_info()
+for key, value in info.items():
+    print(f"{key}: {value}")
+raise SystemExit(0 if info["devices"] else f"no GPU to check on: {info['reason']}")
+EOF
+machine=$?
+nvidia-smi >> "$out/machine.log" 2>&1
+cat "$out/machine.log" | head -12
+if [ $machine -ne 0 ]; then
+    echo "FAILED: no GPU that this build can use; a skipped check is no passed one" >&2
+    exit 1
+fi
+
+if [ $tests = 1 ]; then
+    "$python" -m pytest -p no:cacheprovider -m "gpu and not build" --durations=15 --junitxml="$out/tests.xml" tests \
+        ${PYTEST_ARGS:-} > "$out/tests.log" 2>&1
+    status=$?
+    grep -E '^(FAILED|ERROR)' "$out/tests.log" | cut -c1-220 | head -40
+    last=$(tail -1 "$out/tests.log")
+    # A run that collected nothing, or skipped everything, has shown nothing.
+    if [ $status -eq 0 ] && grep -qE '[0-9]+ passed' <<< "$last"; then note tests passed "$last"; else note tests FAILED "$last"; fi
+fi
+
+if [ $sanitizer = 1 ]; then
+    checker=${SANITIZER:-$(command -v compute-sanitizer || ls /usr/local/cuda/bin/compute-sanitizer 2> /dev/null)}
+    if [ -z "$checker" ]; then
+        note sanitizer FAILED "compute-sanitizer is not installed"
+    else
+        run_tool() {  # NAME PARTS... -- OPTIONS...
+            local name=$1 parts=() log="$out/sanitizer-$1.log"
+            shift
+            while [ "$1" != -- ]; do parts+=("$1"); shift; done
+            shift
+            timeout --kill-after=10 "${TOOL_TIMEOUT:-180}" "$checker" --error-exitcode=9 --print-limit=20 "$@" \
+                "$python" -m tests.gpu.sanitizer_suite "${parts[@]}" > "$log" 2>&1
+            local status=$? last
+            last=$(grep -E 'ERROR SUMMARY|RACECHECK SUMMARY' "$log" | tail -1 | sed 's/^=* *//')
+            # The suite must have come to its end as well: a tool that could not attach reports no error.
+            if [ $status -eq 0 ] && [ -n "$last" ] && [ "$(grep -cE '^[a-z_]+: [0-9]+ checks' "$log")" -eq "${#parts[@]}" ]; then
+                note "$name" passed "$last"
+            elif [ $status -eq 124 ] || [ $status -eq 137 ]; then
+                note "$name" FAILED "ran past ${TOOL_TIMEOUT:-180} s"
+            else
+                note "$name" FAILED "exit $status; $last"
+                grep -E '^=========|Error' "$log" | head -25
+            fi
+        }
+        run_tool memcheck prepare gemv_tensor_core gemv_scalar dequant_cublas -- --tool memcheck
+        # Races are looked for in shared memory, which this library's own kernels of these paths use; cuBLAS's are its own.
+        run_tool racecheck prepare gemv_tensor_core gemv_scalar -- --tool racecheck --racecheck-report analysis
+        run_tool initcheck prepare gemv_tensor_core gemv_scalar -- --tool initcheck
+    fi
+fi
+
+if [ $bench = 1 ]; then
+    # shellcheck disable=SC2086
+    "$python" -c "from fp4linear.cli import main; main()" bench ${BENCH_ARGS:---suite decode} --json "$out/bench.jsonl" > "$out/bench.log" 2>&1
+    status=$?
+    tail -60 "$out/bench.log"
+    if [ $status -eq 0 ]; then note bench passed "$(wc -l < "$out/bench.jsonl") lines"; else note bench FAILED "exit $status"; fi
+    "$python" tools/host_overhead.py > "$out/host_overhead.log" 2>&1
+    status=$?
+    cat "$out/host_overhead.log"
+    if [ $status -eq 0 ]; then note "host overhead" passed ""; else note "host overhead" FAILED "exit $status"; fi
+fi
+
+echo
+echo "== $out"
+printf '%s\n' "${summary[@]}"
+exit $failed
