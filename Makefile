@@ -28,8 +28,8 @@ SOURCES := $(NATIVE) $(shell find src -name '*.py' -o -name py.typed) pyproject.
     $(shell find . -name CMakeLists.txt -not -path './build/*' -not -path './.venv/*') $(wildcard cmake/* build_backend/*.py)
 TIDY := $(filter %.cc %.cpp,$(filter-out cuda/driver.cc cuda/build_info.cc %/test_swizzle_cutlass.cc,$(NATIVE)))
 
-.PHONY: help demo test test-cpp test-frameworks test-wheel bench lint lint-format lint-types lint-cpp format sanitize wheel \
-    develop headers clean
+.PHONY: help demo test test-cpp test-frameworks test-wheel gpu-check bench lint lint-format lint-types lint-cpp format sanitize \
+    wheel develop headers clean
 .DELETE_ON_ERROR:
 
 help:
@@ -37,6 +37,7 @@ help:
 	@echo 'make test             C++ and Python tests; needs no framework'
 	@echo 'make test-frameworks  the same Python tests with torch and JAX installed'
 	@echo 'make test-wheel       builds sdist and CUDA wheel in isolation and inspects them'
+	@echo 'make gpu-check        on a machine with a GPU: GPU tests and compute-sanitizer'
 	@echo 'make bench            latency and accuracy; BENCH_ARGS="--help" lists the options'
 	@echo 'make lint             format, types and static checks; make format formats'
 	@echo 'make sanitize         the C++ tests under AddressSanitizer and UndefinedBehaviorSanitizer'
@@ -57,6 +58,9 @@ test-frameworks: $(STAMPS)/package $(STAMPS)/test $(STAMPS)/frameworks
 
 test-wheel: $(STAMPS)/package $(STAMPS)/test $(STAMPS)/inspectors
 	$(BIN)/python -m pytest -m build tests/build $(PYTEST_ARGS)
+
+gpu-check: $(STAMPS)/package $(STAMPS)/test
+	PYTHON=$(BIN)/python tools/gpu_check.sh
 
 bench: $(STAMPS)/package $(STAMPS)/plot
 	$(BIN)/fp4linear bench $(BENCH_ARGS)

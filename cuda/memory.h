@@ -23,16 +23,33 @@ class DeviceGuard {
     int previous_ = 0;
 };
 
+// cudaMalloc and cudaFree are no stream work, so they may happen while this thread captures; the relaxed mode says that we
+// know. Without it a layer made or freed during a capture would invalidate it.
+class RelaxedCapture {
+   public:
+    RelaxedCapture() { cudaThreadExchangeStreamCaptureMode(&mode_); }
+    ~RelaxedCapture() { cudaThreadExchangeStreamCaptureMode(&mode_); }
+    RelaxedCapture(const RelaxedCapture&) = delete;
+    RelaxedCapture& operator=(const RelaxedCapture&) = delete;
+
+   private:
+    cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
+};
+
 // An allocation on the current device; no bytes give a null pointer.
 class DeviceBuffer {
    public:
     explicit DeviceBuffer(std::size_t bytes) {
+        const RelaxedCapture relaxed;
         if (bytes != 0) FP4LINEAR_CUDA_CHECK(cudaMalloc(&data_, bytes));
     }
     DeviceBuffer(std::size_t bytes, const void* host) : DeviceBuffer(bytes) {
         if (bytes != 0) FP4LINEAR_CUDA_CHECK(cudaMemcpy(data_, host, bytes, cudaMemcpyHostToDevice));
     }
-    ~DeviceBuffer() { cudaFree(data_); }
+    ~DeviceBuffer() {
+        const RelaxedCapture relaxed;
+        cudaFree(data_);
+    }
     DeviceBuffer(const DeviceBuffer&) = delete;
     DeviceBuffer& operator=(const DeviceBuffer&) = delete;
 

@@ -55,6 +55,10 @@ void* own_stream(int /*device*/) { throw std::runtime_error(no_cuda); }
 void order(void* /*earlier*/, void* /*later*/) { throw std::runtime_error(no_cuda); }
 void* allocate(std::size_t /*bytes*/, void* /*stream*/) { throw std::runtime_error(no_cuda); }
 void release(void* /*memory*/, void* /*stream*/) noexcept {}
+void call_when_reached(void* /*stream*/, void (* /*function*/)(void*), void* /*argument*/) {
+    throw std::runtime_error(no_cuda);
+}
+bool cublaslt_available() { return false; }
 void copy(void* /*to*/, const void* /*from*/, std::size_t /*bytes*/) { throw std::runtime_error(no_cuda); }
 
 }  // namespace fp4linear::cuda

@@ -15,8 +15,8 @@ namespace fp4linear::cuda {
 struct WeightArguments {
     std::int64_t n = 0, k = 0;
     int block_size = 16;
-    const std::uint8_t* b = nullptr;             // [n, k/2]
-    const std::uint8_t* scales = nullptr;        // [n, ceil(k/block_size)]
+    const std::uint8_t* b = nullptr;       // [n, k/2]
+    const std::uint8_t* scales = nullptr;  // [n, ceil(k/block_size)]
     const std::vector<float>* scale2 = nullptr;  // one, or n
     const std::vector<float>* bias = nullptr;    // none, or n
     int device = 0;
@@ -70,6 +70,11 @@ void order(void* earlier, void* later);
 // Stream-ordered device memory, for results that no array library allocates.
 void* allocate(std::size_t bytes, void* stream);
 void release(void* memory, void* stream) noexcept;
+
+// Calls a function on a thread of the driver once the stream has got there. It may call no CUDA function.
+void call_when_reached(void* stream, void (*function)(void*), void* argument);
+
+bool cublaslt_available();  // loads the library where it can be found by its soname
 
 // Copies between host and device (cudaMemcpyDefault), on the legacy stream, synchronously.
 void copy(void* to, const void* from, std::size_t bytes);

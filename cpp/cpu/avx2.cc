@@ -12,7 +12,7 @@ alignas(32) constexpr float magnitude_table[8] = {0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 
 
 struct SimdAvx2 {
     static constexpr int lanes = 8;
-    static constexpr int side = SIDEX;
+    static constexpr int side = 4;
     using Float = __m256;
     using Codes = __m256i;
     static Float zero() { return _mm256_setzero_ps(); }
@@ -21,9 +21,7 @@ struct SimdAvx2 {
     static Float broadcast(const float* at) { return _mm256_broadcast_ss(at); }
     static Float mul(Float a, Float b) { return _mm256_mul_ps(a, b); }
     static Float fma(Float a, Float b, Float c) { return _mm256_fmadd_ps(a, b, c); }
-    static Codes load_codes(const std::uint8_t* at) {
-        return _mm256_load_si256(reinterpret_cast<const __m256i*>(at));
-    }
+    static Codes load_codes(const std::uint8_t* at) { return _mm256_load_si256(reinterpret_cast<const __m256i*>(at)); }
     // The lookup reads three bits, the magnitude; the fourth goes to the sign.
     template <int shift>
     static Float nibble(Codes codes) {
@@ -43,8 +41,7 @@ struct SimdAvx2 {
         if (!plain) {
             const __m128i sign =
                 _mm_and_si128(_mm_slli_epi16(words, shift_sign), _mm_set1_epi16(static_cast<short>(0x8000)));
-            const __m128i nan =
-                _mm_and_si128(_mm_cmpeq_epi16(halves, _mm_set1_epi16(0x3F80)), _mm_set1_epi16(0x7E00));
+            const __m128i nan = _mm_and_si128(_mm_cmpeq_epi16(halves, _mm_set1_epi16(0x3F80)), _mm_set1_epi16(0x7E00));
             halves = _mm_or_si128(_mm_or_si128(halves, sign), nan);
         }
         return _mm256_cvtph_ps(halves);
@@ -82,11 +79,11 @@ void gemm_block(const void* x, Operand /*operand*/, int rows, const void* panel,
 
 }  // namespace
 
-const KernelTable avx2_kernels = {
+constinit const KernelTable avx2_kernels = {
     .name = "avx2",
     .gemv_operand = {fp32_operand, fp32_operand, fp32_operand},
     .gemm_operand = {fp32_operand, fp32_operand, fp32_operand},
-    .gemv_rows = {gemv_rows, gemv_rows, gemv_rows},
+    .gemv_rows = gemv_rows,
     .gemm_rows = gemm_rows,
     .gemm_tiles = gemm_tiles,
     .scan = scan_row,

@@ -24,18 +24,18 @@ void decode(const std::uint8_t* tile, std::int64_t steps, bool plain_scales, boo
 void gemm_block(const void* x, Operand /*operand*/, int rows, const void* panel, std::int64_t panel_stride, int tiles,
                 std::int64_t k, bool accumulate, float* sums, std::int64_t row_stride) {
     __atomic_store_n(&last_kernels_name, avx512_kernels.name, __ATOMIC_RELAXED);
-    const auto block = tiles == 1 ? gemm_fma_rows<SimdAvx512, 1, gemm_rows>
-                                  : gemm_fma_rows<SimdAvx512, gemm_tiles, gemm_rows>;
+    const auto block =
+        tiles == 1 ? gemm_fma_rows<SimdAvx512, 1, gemm_rows> : gemm_fma_rows<SimdAvx512, gemm_tiles, gemm_rows>;
     block(x, rows, panel, panel_stride, k, accumulate, sums, row_stride);
 }
 
 }  // namespace
 
-const KernelTable avx512_kernels = {
+constinit const KernelTable avx512_kernels = {
     .name = "avx512",
     .gemv_operand = {fp32_operand, fp32_operand, fp32_operand},
     .gemm_operand = {fp32_operand, fp32_operand, fp32_operand},
-    .gemv_rows = {gemv_rows, gemv_rows, gemv_rows},
+    .gemv_rows = gemv_rows,
     .gemm_rows = gemm_rows,
     .gemm_tiles = gemm_tiles,
     .scan = scan_row,

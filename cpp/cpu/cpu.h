@@ -14,7 +14,7 @@ namespace fp4linear::cpu {
 struct Epilogue {
     const float* scale2 = nullptr;  // one factor, or n of them where per_row
     bool per_row = false;
-    const float* bias = nullptr;    // n values, or null
+    const float* bias = nullptr;  // n values, or null
 };
 
 // An immutable NVFP4 weight in the layout of the kernels; invertible bit for bit.
@@ -39,19 +39,20 @@ class Weight {
 // An instruction-set variant of the kernels. The list is ordered best first; the last one ("portable")
 // runs anywhere.
 struct Isa {
-    std::string_view name;   // "avx512_bf16", "avx512", "avx2", "portable"
-    bool (*runs_here)();     // cpuid and OS support
+    std::string_view name;  // "avx512_bf16", "avx512", "avx2", "portable"
+    bool (*runs_here)();    // cpuid and OS support
     void (*gemv)(const Weight::Impl&, const Problem&, const Epilogue&, int threads);
     void (*gemm)(const Weight::Impl&, const Problem&, const Epilogue&, int threads);
 };
 std::span<const Isa> all_isas();
-const Isa& best_isa();                              // the first that runs here
-const Isa* find_isa(std::string_view name);         // null for an unknown name
+const Isa& best_isa();                       // the first that runs here
+const Isa* find_isa(std::string_view name);  // null for an unknown name
 
 // The set whose kernels ran last in this process, as they noted it themselves; empty before the first call.
 std::string_view last_isa_run();
 
-// The instruction set whose kernel the calling thread's last gemv or gemm ran, noted by the kernel's own file; "" before.
+// The instruction set whose kernel the calling thread's last gemv or gemm ran, noted by the kernel's own file; ""
+// before.
 std::string_view last_isa_run();
 
 // Largest M for which gemv is the faster of the two (measured; see docs/performance.md).

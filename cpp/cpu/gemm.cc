@@ -16,9 +16,9 @@ namespace {
 
 constexpr int panel_tiles = 8;
 constexpr int panel_columns = panel_tiles * tile_rows;
-constexpr std::int64_t slice_bytes_a_row = 2048;         // of packed x: 13 rows of it are 26 KB
-constexpr std::int64_t most_rows_a_pass = 1024;          // the sums of a pass: 1024 x 128 fp32 = 512 KB a thread
-constexpr std::int64_t packed_bytes_a_pass = 16 << 20;   // half of a usual share of the L3 cache
+constexpr std::int64_t slice_bytes_a_row = 2048;        // of packed x: 13 rows of it are 26 KB
+constexpr std::int64_t most_rows_a_pass = 1024;         // the sums of a pass: 1024 x 128 fp32 = 512 KB a thread
+constexpr std::int64_t packed_bytes_a_pass = 16 << 20;  // half of a usual share of the L3 cache
 
 }  // namespace
 
@@ -31,9 +31,8 @@ void run_gemm(const KernelTable& table, const Weight::Impl& weight, const Proble
     const std::int64_t row_bytes = operand.bytes(padded_k);
     const std::int64_t slice_steps = slice_bytes_a_row / operand.bytes(step_k);
     const std::int64_t panel_stride = slice_steps * step_k * tile_rows * operand.element_bytes;
-    const std::int64_t rows_a_pass =
-        std::clamp<std::int64_t>(packed_bytes_a_pass / std::max<std::int64_t>(row_bytes, 1), table.gemm_rows,
-                                 most_rows_a_pass);
+    const std::int64_t rows_a_pass = std::clamp<std::int64_t>(
+        packed_bytes_a_pass / std::max<std::int64_t>(row_bytes, 1), table.gemm_rows, most_rows_a_pass);
     static thread_local AlignedBuffer packed_x;
 
     for (std::int64_t first = 0; first < problem.m; first += rows_a_pass) {
@@ -99,7 +98,8 @@ void run_gemm(const KernelTable& table, const Weight::Impl& weight, const Proble
                             std::min<std::int64_t>(tiles * tile_rows, weight.n - column));
             }
         };
-        parallel_ranges((weight.tiles + width - 1) / width, threads_for(weight.n * problem.k * rows, threads), multiply);
+        parallel_ranges((weight.tiles + width - 1) / width, threads_for(weight.n * problem.k * rows, threads),
+                        multiply);
     }
 }
 

@@ -16,28 +16,32 @@ void gemm_bf16(const void* x_packed, const void* panel, std::int64_t panel_strid
     const auto* x = static_cast<const std::int32_t*>(x_packed);
     const auto* weights = static_cast<const unsigned char*>(panel);
     __m512 sum[rows][tiles];
+    FP4LINEAR_UNROLL
     for (int r = 0; r < rows; ++r) {
+        FP4LINEAR_UNROLL
         for (int t = 0; t < tiles; ++t) {
             sum[r][t] = accumulate ? _mm512_loadu_ps(sums + r * row_stride + t * tile_rows) : _mm512_setzero_ps();
         }
     }
     for (std::int64_t pair = 0; pair < k / 2; ++pair) {
         __m512bh w[tiles];
-#pragma GCC unroll 2
+        FP4LINEAR_UNROLL
         for (int t = 0; t < tiles; ++t) w[t] = (__m512bh)_mm512_load_si512(weights + t * panel_stride);
-#pragma GCC unroll 2
+        FP4LINEAR_UNROLL
         for (int p = 0; p < planes; ++p) {
-#pragma GCC unroll 13
+            FP4LINEAR_UNROLL
             for (int r = 0; r < rows; ++r) {
                 const __m512bh broadcast = (__m512bh)_mm512_set1_epi32(x[p * rows + r]);
-#pragma GCC unroll 2
+                FP4LINEAR_UNROLL
                 for (int t = 0; t < tiles; ++t) sum[r][t] = _mm512_dpbf16_ps(sum[r][t], w[t], broadcast);
             }
         }
         weights += 64;
         x += planes * rows;
     }
+    FP4LINEAR_UNROLL
     for (int r = 0; r < rows; ++r) {
+        FP4LINEAR_UNROLL
         for (int t = 0; t < tiles; ++t) _mm512_storeu_ps(sums + r * row_stride + t * tile_rows, sum[r][t]);
     }
 }

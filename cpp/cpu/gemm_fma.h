@@ -14,28 +14,32 @@ void gemm_fma(const void* x_packed, const void* panel, std::int64_t panel_stride
     const auto* x = static_cast<const float*>(x_packed);
     const auto* weights = static_cast<const unsigned char*>(panel);
     Float sum[rows][tiles * parts];
+    FP4LINEAR_UNROLL
     for (int r = 0; r < rows; ++r) {
+        FP4LINEAR_UNROLL
         for (int v = 0; v < tiles * parts; ++v) {
             sum[r][v] = accumulate ? Simd::load(sums + r * row_stride + v * Simd::lanes) : Simd::zero();
         }
     }
     for (std::int64_t i = 0; i < k; ++i) {
         Float w[tiles * parts];
-#pragma GCC unroll 4
+        FP4LINEAR_UNROLL
         for (int v = 0; v < tiles * parts; ++v) {
             w[v] = Simd::load(reinterpret_cast<const float*>(weights + v / parts * panel_stride) +
                               v % parts * Simd::lanes);
         }
-#pragma GCC unroll 13
+        FP4LINEAR_UNROLL
         for (int r = 0; r < rows; ++r) {
             const Float broadcast = Simd::broadcast(x + r);
-#pragma GCC unroll 4
+            FP4LINEAR_UNROLL
             for (int v = 0; v < tiles * parts; ++v) sum[r][v] = Simd::fma(w[v], broadcast, sum[r][v]);
         }
         weights += tile_rows * sizeof(float);
         x += rows;
     }
+    FP4LINEAR_UNROLL
     for (int r = 0; r < rows; ++r) {
+        FP4LINEAR_UNROLL
         for (int v = 0; v < tiles * parts; ++v) Simd::store(sums + r * row_stride + v * Simd::lanes, sum[r][v]);
     }
 }

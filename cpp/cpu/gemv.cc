@@ -19,7 +19,7 @@ void run_gemv(const KernelTable& table, const Weight::Impl& weight, const Proble
     if (problem.m == 0 || weight.n == 0) return;
     if (!weight.tiled) return run_gemm(table, weight, problem, epilogue, threads);
     const Operand operand = table.gemv_operand[static_cast<int>(problem.dtype)];
-    const int most_rows = table.gemv_rows[operand.planes - 1];
+    const int most_rows = table.gemv_rows;
     const std::int64_t row_bytes = operand.bytes(weight.steps * step_k);
     static thread_local AlignedBuffer staged_x;
 

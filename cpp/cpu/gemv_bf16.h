@@ -36,6 +36,7 @@ void gemv_bf16(const std::uint8_t* tile, std::int64_t steps, bool plain_scales, 
     // Groups whose chains of dot products run side by side: their latency (6 cycles) must be hidden.
     constexpr int side = rows == 1 ? 4 : rows <= 3 ? 2 : 1;
     __m512 sum[rows];
+    FP4LINEAR_UNROLL
     for (int r = 0; r < rows; ++r) sum[r] = _mm512_setzero_ps();
     for (std::int64_t s = 0; s < steps; ++s) {
         for (int line = 0; line < step_bytes; line += 64) {
@@ -43,50 +44,51 @@ void gemv_bf16(const std::uint8_t* tile, std::int64_t steps, bool plain_scales, 
         }
         __m512 scale[step_groups];
         decode_scales(tile + step_code_bytes, plain_scales, scale);
-#pragma GCC unroll 4
+        FP4LINEAR_UNROLL
         for (int first = 0; first < step_groups; first += side) {
             __m512 group[side][rows];
-#pragma GCC unroll 4
+            FP4LINEAR_UNROLL
             for (int g = 0; g < side; ++g) {
-#pragma GCC unroll 8
+                FP4LINEAR_UNROLL
                 for (int r = 0; r < rows; ++r) group[g][r] = _mm512_setzero_ps();
             }
-#pragma GCC unroll 2
+            FP4LINEAR_UNROLL
             for (int half = 0; half < 2; ++half) {
                 __m512i codes[side];
-#pragma GCC unroll 4
+                FP4LINEAR_UNROLL
                 for (int g = 0; g < side; ++g) {
                     codes[g] = _mm512_load_si512(tile + 64 * (2 * (first + g) + half));
                 }
-#pragma GCC unroll 4
+                FP4LINEAR_UNROLL
                 for (int j = 0; j < 4; ++j) {
-#pragma GCC unroll 4
+                    FP4LINEAR_UNROLL
                     for (int g = 0; g < side; ++g) {
                         const __m512i index = index_of<rows>(j, codes[g], tile + 64 * (2 * (first + g) + half));
                         const __m512i weights = _mm512_permutexvar_epi16(index, table);
                         const int k = group_k * (first + g) + 8 * half + 2 * j;
-#pragma GCC unroll 8
+                        FP4LINEAR_UNROLL
                         for (int r = 0; r < rows; ++r) {
-#pragma GCC unroll 3
+                            FP4LINEAR_UNROLL
                             for (int p = 0; p < planes; ++p) {
                                 std::int32_t pair;
                                 __builtin_memcpy(&pair, x + 2 * ((r * planes + p) * step_k + k), sizeof(pair));
-                                group[g][r] = _mm512_dpbf16_ps(group[g][r], (__m512bh)weights,
-                                                               (__m512bh)_mm512_set1_epi32(pair));
+                                group[g][r] =
+                                    _mm512_dpbf16_ps(group[g][r], (__m512bh)weights, (__m512bh)_mm512_set1_epi32(pair));
                             }
                         }
                     }
                 }
             }
-#pragma GCC unroll 4
+            FP4LINEAR_UNROLL
             for (int g = 0; g < side; ++g) {
-#pragma GCC unroll 8
+                FP4LINEAR_UNROLL
                 for (int r = 0; r < rows; ++r) sum[r] = _mm512_fmadd_ps(group[g][r], scale[first + g], sum[r]);
             }
         }
         tile += step_bytes;
         x += rows * planes * step_k * 2;
     }
+    FP4LINEAR_UNROLL
     for (int r = 0; r < rows; ++r) _mm512_storeu_ps(sums + r * tile_rows, sum[r]);
 }
 

@@ -14,12 +14,12 @@ namespace {
 template <class Simd, int rows, int side, int j = 0>
 inline void add_codes(const typename Simd::Codes* codes, const float* x, typename Simd::Float (*group)[rows]) {
     if constexpr (j < 4) {
-#pragma GCC unroll 4
+        FP4LINEAR_UNROLL
         for (int g = 0; g < side; ++g) {
             typename Simd::Float even;
             typename Simd::Float odd;
             Simd::template weights<j>(codes[g], even, odd);
-#pragma GCC unroll 8
+            FP4LINEAR_UNROLL
             for (int r = 0; r < rows; ++r) {
                 const float* at = x + r * step_k + g * group_k + 2 * j;
                 group[g][r] = Simd::fma(even, Simd::broadcast(at), group[g][r]);
@@ -39,7 +39,9 @@ void gemv_fma(const std::uint8_t* tile, std::int64_t steps, bool plain_scales, c
     constexpr std::int64_t prefetch_bytes = 16 * step_bytes;
     const auto* x = static_cast<const float*>(x_staged);
     Float sum[parts][rows];
+    FP4LINEAR_UNROLL
     for (int part = 0; part < parts; ++part) {
+        FP4LINEAR_UNROLL
         for (int r = 0; r < rows; ++r) sum[part][r] = Simd::zero();
     }
     for (std::int64_t s = 0; s < steps; ++s) {
@@ -47,37 +49,42 @@ void gemv_fma(const std::uint8_t* tile, std::int64_t steps, bool plain_scales, c
             __builtin_prefetch(reinterpret_cast<const void*>(reinterpret_cast<std::uintptr_t>(tile) + prefetch_bytes +
                                                              static_cast<std::uintptr_t>(line)));
         }
-#pragma GCC unroll 4
+        FP4LINEAR_UNROLL
         for (int part = 0; part < parts; ++part) {
             Float scale[step_groups];
             Simd::decode_scales(tile + step_code_bytes, plain_scales, part * Simd::lanes, scale);
             const std::uint8_t* codes = tile + part * Simd::lanes * 4;
-#pragma GCC unroll 4
+            FP4LINEAR_UNROLL
             for (int first = 0; first < step_groups; first += side) {
                 Float group[side][rows];
+                FP4LINEAR_UNROLL
                 for (int g = 0; g < side; ++g) {
+                    FP4LINEAR_UNROLL
                     for (int r = 0; r < rows; ++r) group[g][r] = Simd::zero();
                 }
-#pragma GCC unroll 2
+                FP4LINEAR_UNROLL
                 for (int half = 0; half < 2; ++half) {
                     typename Simd::Codes vectors[side];
-#pragma GCC unroll 4
+                    FP4LINEAR_UNROLL
                     for (int g = 0; g < side; ++g) {
                         vectors[g] = Simd::load_codes(codes + 64 * (2 * (first + g) + half));
                     }
                     add_codes<Simd, rows, side>(vectors, x + group_k * first + 8 * half, group);
                 }
-#pragma GCC unroll 4
+                FP4LINEAR_UNROLL
                 for (int g = 0; g < side; ++g) {
-#pragma GCC unroll 8
-                    for (int r = 0; r < rows; ++r) sum[part][r] = Simd::fma(group[g][r], scale[first + g], sum[part][r]);
+                    FP4LINEAR_UNROLL
+                    for (int r = 0; r < rows; ++r)
+                        sum[part][r] = Simd::fma(group[g][r], scale[first + g], sum[part][r]);
                 }
             }
         }
         tile += step_bytes;
         x += rows * step_k;
     }
+    FP4LINEAR_UNROLL
     for (int part = 0; part < parts; ++part) {
+        FP4LINEAR_UNROLL
         for (int r = 0; r < rows; ++r) Simd::store(sums + r * tile_rows + part * Simd::lanes, sum[part][r]);
     }
 }

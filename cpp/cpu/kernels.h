@@ -10,7 +10,7 @@
 
 namespace fp4linear::cpu {
 
-// How activations are staged: fp32, or the sum of one to three bf16 terms (exact for bf16, fp16 and fp32).
+// How activations are staged: fp32, or the sum of one or two bf16 terms (exact for bf16 and fp16).
 struct Operand {
     int planes = 1;
     int element_bytes = 4;
@@ -20,7 +20,7 @@ struct Operand {
     }
 };
 inline constexpr Operand fp32_operand{1, 4};
-constexpr Operand bf16_terms(int planes) { return Operand{planes, 2}; }
+constexpr Operand bf16_terms(int planes) noexcept { return Operand{planes, 2}; }
 
 // The dot-product units flush denormals, and an unscaled sum of a block may overflow where |x| is near the end of the
 // range. A row that has nonzero values outside [2^-100, 2^100] is therefore split into rows of one band each,
@@ -36,8 +36,8 @@ struct KernelTable {
     const char* name;
     Operand gemv_operand[3];  // by DType
     Operand gemm_operand[3];
-    int gemv_rows[3];  // most rows of x that gemv_tile takes, by operand (planes - 1)
-    int gemm_rows;     // rows and tiles of gemm_block
+    int gemv_rows;  // most rows of x that gemv_tile takes
+    int gemm_rows;  // most rows and tiles of gemm_block
     int gemm_tiles;
 
     // has_low | has_high of one row of x (k elements, any alignment).
@@ -54,8 +54,8 @@ struct KernelTable {
     // Steps of a tile to the panel of gemm_block: scaled weights, bf16 pairs [k/2][16][2] or fp32 [k][16].
     void (*decode)(const std::uint8_t* steps_begin, std::int64_t steps, bool plain_scales, bool pairs, void* panel);
     // sums[rows][row_stride] (+)= x * panel over k elements; panels of consecutive tiles lie panel_stride bytes apart.
-    void (*gemm_block)(const void* x, Operand operand, int rows, const void* panel, std::int64_t panel_stride, int tiles,
-                       std::int64_t k, bool accumulate, float* sums, std::int64_t row_stride);
+    void (*gemm_block)(const void* x, Operand operand, int rows, const void* panel, std::int64_t panel_stride,
+                       int tiles, std::int64_t k, bool accumulate, float* sums, std::int64_t row_stride);
     // y[i] = round(scale2[i or 0] * sum + bias[i]), sum = sum_b factors[b] * sums[b * band_stride + i], i < count.
     void (*finish)(const float* sums, std::int64_t band_stride, const double* factors, int bands, const float* scale2,
                    bool per_row, const float* bias, DType dtype, void* y, std::int64_t count);

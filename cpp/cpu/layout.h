@@ -11,6 +11,14 @@
 #include <cstddef>
 #include <cstdint>
 
+// Before a loop of a constant count whose body indexes an array of vector registers: it has to be unrolled wholly, or
+// the array lives in memory. No such loop here has more than 16 iterations.
+#if defined(__clang__)
+#define FP4LINEAR_UNROLL _Pragma("unroll")
+#else
+#define FP4LINEAR_UNROLL _Pragma("GCC unroll 16")
+#endif
+
 namespace fp4linear::cpu {
 
 inline constexpr int tile_rows = 16;

@@ -66,6 +66,8 @@ inline void widen_chunk(DType dtype, const void* x, std::int64_t k0, std::int64_
     }
 }
 
+constexpr int most_planes = 2;
+
 inline void select_band(Band band, float* values) {
     for (int i = 0; i < step_k; ++i) {
         const std::uint32_t magnitude = bits_of(values[i]) & magnitude_mask;
@@ -116,7 +118,7 @@ void pack_gemv_row(DType dtype, const void* x, std::int64_t k, Band band, Operan
         widen_chunk(dtype, x, k0, k, values);
         if (dtype != DType::float16) select_band(band, values);
         if (operand.pairs()) {
-            std::uint16_t terms[3 * step_k];
+            std::uint16_t terms[most_planes * step_k];
             split_terms(values, operand.planes, terms);
             std::memcpy(to, terms, static_cast<std::size_t>(operand.bytes(step_k)));
         } else {
@@ -134,7 +136,7 @@ void pack_gemm_row(DType dtype, const void* x, std::int64_t k, Band band, Operan
         widen_chunk(dtype, x, k0, k, values);
         if (dtype != DType::float16) select_band(band, values);
         if (operand.pairs()) {
-            std::uint16_t terms[3 * step_k];
+            std::uint16_t terms[most_planes * step_k];
             split_terms(values, operand.planes, terms);
             for (int pair = 0; pair < step_k / 2; ++pair) {
                 for (int plane = 0; plane < operand.planes; ++plane, to += stride) {

@@ -13,8 +13,8 @@ constexpr std::int64_t least_multiplications_a_thread = 1 << 18;  // 4 us at 64 
 }  // namespace
 
 int threads_for(std::int64_t multiplications, int threads) {
-    return static_cast<int>(std::clamp<std::int64_t>(multiplications / least_multiplications_a_thread, 1,
-                                                     std::max(threads, 1)));
+    return static_cast<int>(
+        std::clamp<std::int64_t>(multiplications / least_multiplications_a_thread, 1, std::max(threads, 1)));
 }
 
 const void* row_of(const Problem& problem, std::int64_t row) {
@@ -29,14 +29,14 @@ double factor_of(Band band) {
     return sum_factor;
 }
 
-std::vector<StagedRow> plan_rows(const KernelTable& table, const Problem& problem, std::int64_t begin,
-                                 std::int64_t end, int threads) {
+std::vector<StagedRow> plan_rows(const KernelTable& table, const Problem& problem, std::int64_t begin, std::int64_t end,
+                                 int threads) {
     std::vector<std::uint8_t> found(static_cast<std::size_t>(end - begin));
     if (problem.dtype != DType::float16) {
         const auto body = [&](std::int64_t first, std::int64_t last) {
             for (std::int64_t i = first; i < last; ++i) {
-                found[static_cast<std::size_t>(i)] = static_cast<std::uint8_t>(
-                    table.scan(problem.dtype, row_of(problem, begin + i), problem.k));
+                found[static_cast<std::size_t>(i)] =
+                    static_cast<std::uint8_t>(table.scan(problem.dtype, row_of(problem, begin + i), problem.k));
             }
         };
         parallel_ranges(end - begin, threads_for((end - begin) * problem.k, threads), body);

@@ -128,8 +128,8 @@ void Weight::canonical(std::uint8_t* b, std::uint8_t* scales) const {
 
 std::size_t Weight::nbytes() const { return impl_->bytes_held; }
 
-void decode_canonical_panel(const Weight::Impl& w, std::int64_t tile, std::int64_t first_step,
-                            std::int64_t last_step, bool pairs, void* panel) {
+void decode_canonical_panel(const Weight::Impl& w, std::int64_t tile, std::int64_t first_step, std::int64_t last_step,
+                            bool pairs, void* panel) {
     const std::int64_t first = first_step * step_k;
     const std::int64_t last = last_step * step_k;
     const std::int64_t blocks = blocks_per_row(w.k, w.block_size);

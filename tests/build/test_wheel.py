@@ -27,6 +27,7 @@ KERNELS = ("dequantize_kernel",)
 SDIST_HOLDS = (
     "CMakeLists.txt",
     "LICENSE",
+    "README.md",
     "pyproject.toml",
     "build_backend/cuda_toolchain.py",
     "build_backend/fp4linear_build.py",

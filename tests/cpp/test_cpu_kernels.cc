@@ -51,15 +51,18 @@ struct Layer {
 
     // Any code; scale bytes in [low, high].
     Layer(std::int64_t n, std::int64_t k, int block_size, Random& random, int low = 0x20, int high = 0x58)
-        : n(n), k(k), block_size(block_size), b(static_cast<std::size_t>(n * k / 2)),
+        : n(n),
+          k(k),
+          block_size(block_size),
+          b(static_cast<std::size_t>(n * k / 2)),
           scales(static_cast<std::size_t>(n * blocks_per_row(k, block_size))) {
         for (auto& byte : b) byte = static_cast<std::uint8_t>(random());
         for (auto& byte : scales) byte = static_cast<std::uint8_t>(low + static_cast<int>(random() % (high - low + 1)));
     }
     [[nodiscard]] double weight(std::int64_t row, std::int64_t column) const {
         const double code = float_from_e2m1(e2m1_code(b.data() + row * (k / 2), column));
-        return code * float_from_e4m3(scales[static_cast<std::size_t>(row * blocks_per_row(k, block_size) +
-                                                                      column / block_size)]);
+        return code * float_from_e4m3(
+                          scales[static_cast<std::size_t>(row * blocks_per_row(k, block_size) + column / block_size)]);
     }
 };
 
@@ -71,7 +74,12 @@ struct Rows {
     std::int64_t base;
 
     Rows(DType dtype, std::int64_t m, std::int64_t k, std::int64_t stride = 0, bool repeat = false, int offset = 0)
-        : dtype(dtype), m(m), k(k), stride(repeat ? 0 : stride == 0 ? k : stride) {
+        : dtype(dtype),
+          m(m),
+          k(k),
+          stride(repeat        ? 0
+                 : stride == 0 ? k
+                               : stride) {
         const auto element_bytes = static_cast<std::int64_t>(size_of(dtype));
         const std::int64_t span = (std::max<std::int64_t>(m - 1, 0) * std::abs(this->stride) + k) * element_bytes;
         buffer.assign(static_cast<std::size_t>(span + offset), 0);
@@ -126,10 +134,12 @@ bool agrees(const Layer& layer, Rows& x, const Bytes& y, const std::string& what
                 sizes += std::fabs(product);
             }
             const double scale2 = layer.scale2[layer.scale2.size() > 1 ? static_cast<std::size_t>(n) : 0];
-            const double reference = sum * scale2 + (layer.bias.empty() ? 0.0 : layer.bias[static_cast<std::size_t>(n)]);
+            const double reference =
+                sum * scale2 + (layer.bias.empty() ? 0.0 : layer.bias[static_cast<std::size_t>(n)]);
             const double got =
                 element(x.dtype, y.data() + (i * layer.n + n) * static_cast<std::int64_t>(size_of(x.dtype)));
-            const double error = units[type] * std::fabs(reference) + 0x1p-15 * sizes * std::fabs(scale2) + smallest[type];
+            const double error =
+                units[type] * std::fabs(reference) + 0x1p-15 * sizes * std::fabs(scale2) + smallest[type];
             bool good = std::fabs(got - reference) <= error;
             if (std::isnan(reference)) good = std::isnan(got);
             if (std::isinf(reference)) good = got == reference;
@@ -149,7 +159,8 @@ bool agrees(const Layer& layer, Rows& x, const Bytes& y, const std::string& what
 
 std::string label(const Isa& isa, bool gemv, DType dtype, std::int64_t m, const Layer& layer) {
     return std::string(isa.name) + (gemv ? " gemv " : " gemm ") + name_of(dtype) + " M=" + std::to_string(m) +
-           " N=" + std::to_string(layer.n) + " K=" + std::to_string(layer.k) + " bs=" + std::to_string(layer.block_size);
+           " N=" + std::to_string(layer.n) + " K=" + std::to_string(layer.k) +
+           " bs=" + std::to_string(layer.block_size);
 }
 
 template <class Body>
@@ -187,14 +198,24 @@ void shapes_and_block_sizes() {
         Random random(2);
         for (const DType dtype : dtypes) {
             for (const std::int64_t m : {1, 2, 3, 4, 5, 7, 8, 9, 13, 17, 26}) {
-                for (const auto& [n, k, block_size] : std::vector<std::array<int, 3>>{
-                         {1, 2, 16}, {5, 16, 16}, {16, 64, 16}, {17, 94, 16}, {40, 464, 16}, {33, 192, 32},
-                         {20, 258, 64}, {9, 100, 128}, {18, 130, 8}, {7, 62, 10}, {19, 66, 1}, {130, 96, 24}}) {
+                for (const auto& [n, k, block_size] : std::vector<std::array<int, 3>>{{1, 2, 16},
+                                                                                      {5, 16, 16},
+                                                                                      {16, 64, 16},
+                                                                                      {17, 94, 16},
+                                                                                      {40, 464, 16},
+                                                                                      {33, 192, 32},
+                                                                                      {20, 258, 64},
+                                                                                      {9, 100, 128},
+                                                                                      {18, 130, 8},
+                                                                                      {7, 62, 10},
+                                                                                      {19, 66, 1},
+                                                                                      {130, 96, 24}}) {
                     Layer layer(n, k, block_size, random);
                     layer.scale2 = {0.015625f};
                     Rows x(dtype, m, k);
                     x.fill(random);
-                    CHECK(agrees(layer, x, run(isa, gemv, weight_of(layer), layer, x), label(isa, gemv, dtype, m, layer)));
+                    CHECK(agrees(layer, x, run(isa, gemv, weight_of(layer), layer, x),
+                                 label(isa, gemv, dtype, m, layer)));
                 }
             }
         }
@@ -210,7 +231,8 @@ void long_k_crosses_slices() {
                 Rows x(dtype, m, layer.k);
                 x.fill(random, 0.125f);
                 layer.scale2 = {0.0625f};
-                CHECK(agrees(layer, x, run(isa, gemv, weight_of(layer), layer, x, 2), label(isa, gemv, dtype, m, layer)));
+                CHECK(
+                    agrees(layer, x, run(isa, gemv, weight_of(layer), layer, x, 2), label(isa, gemv, dtype, m, layer)));
             }
         }
     });
@@ -280,7 +302,8 @@ void every_code_with_every_scale_is_exact() {
             const std::int64_t blocks = blocks_per_row(16, block_size);
             for (int row = 0; row < 256; ++row) {
                 for (int byte = 0; byte < 8; ++byte) {
-                    layer.b[static_cast<std::size_t>(row * 8 + byte)] = static_cast<std::uint8_t>(2 * byte + ((2 * byte + 1) << 4));
+                    layer.b[static_cast<std::size_t>(row) * 8 + static_cast<std::size_t>(byte)] =
+                        static_cast<std::uint8_t>(2 * byte + ((2 * byte + 1) << 4));
                 }
                 for (std::int64_t i = 0; i < blocks; ++i) {
                     layer.scales[static_cast<std::size_t>(row * blocks + i)] = static_cast<std::uint8_t>(row);
@@ -354,7 +377,8 @@ void extreme_values() {
                         const int any = lowest + static_cast<int>(random() % static_cast<unsigned>(highest - lowest));
                         set_element(dtype, x.at(3, k), std::ldexp(sign, any));
                     }
-                    CHECK(agrees(layer, x, run(isa, gemv, weight_of(layer), layer, x), label(isa, gemv, dtype, 4, layer)));
+                    CHECK(agrees(layer, x, run(isa, gemv, weight_of(layer), layer, x),
+                                 label(isa, gemv, dtype, 4, layer)));
                 }
             }
         }
@@ -441,7 +465,8 @@ void a_row_does_not_depend_on_the_others() {
                 const Bytes y = run(isa, gemv, weight, layer, all);
                 for (std::int64_t m = 1; m <= 27; ++m) {
                     Rows some(dtype, m, 1090);
-                    for (std::int64_t i = 0; i < m; ++i) std::memcpy(some.at(i, 0), all.at(70 - m + i, 0), 1090 * size_of(dtype));
+                    for (std::int64_t i = 0; i < m; ++i)
+                        std::memcpy(some.at(i, 0), all.at(70 - m + i, 0), 1090 * size_of(dtype));
                     const Bytes part = run(isa, gemv, weight, layer, some);
                     CHECK(std::memcmp(part.data(), y.data() + static_cast<std::size_t>(70 - m) * row,
                                       static_cast<std::size_t>(m) * row) == 0);
@@ -455,7 +480,8 @@ void empty_shapes() {
     for_each_isa([](const Isa& isa, bool gemv) {
         Random random(14);
         for (const DType dtype : dtypes) {
-            for (const auto& [m, n, k] : std::vector<std::array<int, 3>>{{0, 5, 32}, {3, 0, 32}, {0, 0, 0}, {3, 5, 0}}) {
+            for (const auto& [m, n, k] :
+                 std::vector<std::array<int, 3>>{{0, 5, 32}, {3, 0, 32}, {0, 0, 0}, {3, 5, 0}}) {
                 Layer layer(n, k, 16, random);
                 layer.bias.assign(static_cast<std::size_t>(n), 1.5f);
                 Rows x(dtype, m, k);

@@ -338,7 +338,7 @@ def test_traced_jax_values() -> None:
     library = Jax()
     layer = layer_on()
     with pytest.raises(TypeError, match=r"\bx\b"):
-        library.jax.jit(layer.forward)(library.make(X))
+        library.jax.jit(lambda x: layer.forward(x))(library.make(X))
     check(library, layer, X)
 
 

@@ -505,3 +505,48 @@ def test_threads_make_layers_and_fail_beside_each_other() -> None:
     for thread in threads:
         thread.join()
     assert not failures, failures[0]
+
+
+@pytest.mark.parametrize("m", [8, 64])
+def test_threads_on_their_own_default_streams(m: int) -> None:
+    """Stream number 2 is another stream in each thread, so nothing that belongs to a stream may be shared by number."""
+    layers = [layer_on_gpu(LayerCase(*reference.make(1024, 1024, seed), scale2=2.0**-9)) for seed in range(8)]
+    x = to_device(reference.x_of(m, 1024, 1))
+    wants = [layer.forward(x) for layer in layers]
+    outs = [[poisoned((m, 1024), x.dtype) for _ in range(40)] for _ in layers]
+    layers[0].forward(x, stream=2)
+    torch.cuda.synchronize()
+    start, failures = threading.Barrier(8), []
+
+    def work(index: int) -> None:
+        try:
+            start.wait()
+            for out in outs[index]:
+                layers[index].forward(x, out=out, stream=2)
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(index,)) for index in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    torch.cuda.synchronize()
+    assert not failures, failures[0]
+    for want, mine in zip(wants, outs, strict=True):
+        assert all(torch.equal(out, want) for out in mine)
+
+
+@pytest.mark.parametrize("path", ["gemv_tensor_core", "gemv_scalar", "dequant_cublas"])
+def test_a_call_right_after_construction(path: str) -> None:
+    """On a stream that does not wait for the default one: the weight, its factors and the bias have arrived."""
+    n, k = 4096, 2048
+    factors = np.linspace(0.5, 1, n).astype(np.float32)
+    case = LayerCase(*reference.make(n, k, 1), scale2=factors, bias=factors)
+    x = to_device(reference.x_of(4, k, 1) / 64)
+    want = layer_on_gpu(case, path).forward(x)
+    torch.cuda.synchronize()
+    with torch.cuda.stream(torch.cuda.Stream()):
+        for _ in range(10):
+            y = layer_on_gpu(case, path).forward(x)
+            assert torch.equal(y, want)

@@ -294,10 +294,18 @@ Array from_capsule(nb::handle capsule, const char* argument, const Place& place)
     return a;
 }
 
+// Throws python_error, also for what is no pair of integers.
 dlpack::Device dlpack_device(nb::handle object) {
-    nb::tuple device = nb::cast<nb::tuple>(nb::object(object.attr("__dlpack_device__")()));
-    return {static_cast<std::int32_t>(nb::cast<long>(nb::int_(nb::object(device[0])))),
-            static_cast<std::int32_t>(nb::cast<long>(nb::int_(nb::object(device[1]))))};
+    nb::object device = object.attr("__dlpack_device__")();
+    if (!nb::isinstance<nb::tuple>(device) || nb::len(device) != 2)
+        raise(PyExc_BufferError, "__dlpack_device__() did not return (device_type, device_id)");
+    std::int32_t numbers[2];
+    for (int i = 0; i < 2; ++i) {
+        const long number = PyLong_AsLong(nb::int_(nb::object(device[i])).ptr());
+        if (number == -1 && PyErr_Occurred() != nullptr) throw nb::python_error();
+        numbers[i] = static_cast<std::int32_t>(number);
+    }
+    return {numbers[0], numbers[1]};
 }
 
 // The array API's number of a CUDA stream: 1 is the legacy default stream, 2 the per-thread one.

@@ -23,6 +23,8 @@ struct Memory {
     ~Memory() {
         try {
             const cuda::CurrentDevice current(device);
+            // A consumer gives the memory up once its last use is enqueued, not once that has run.
+            for (void* consumer : consumers) cuda::order(consumer, stream);
             cuda::release(data, stream);
         } catch (...) {  // a device that is gone at exit took the memory with it
         }
@@ -33,6 +35,7 @@ struct Memory {
     int device;
     void* stream;
     void* data = nullptr;
+    std::vector<void*> consumers;  // streams that the memory was given to
 };
 
 struct DeviceArray {
@@ -92,7 +95,9 @@ nb::object to_dlpack(const DeviceArray& array, std::optional<std::int64_t> strea
     const std::int64_t number = stream.value_or(1);
     if (number != -1) {
         const cuda::CurrentDevice current(array.memory->device);
-        cuda::order(array.memory->stream, reinterpret_cast<void*>(static_cast<std::uintptr_t>(number)));
+        void* const consumer = reinterpret_cast<void*>(static_cast<std::uintptr_t>(number));
+        cuda::order(array.memory->stream, consumer);
+        array.memory->consumers.push_back(consumer);
     }
     const bool versioned =
         !max_version.is_none() && nb::cast<int>(nb::cast<nb::tuple>(max_version)[0]) >= static_cast<int>(dlpack::supported_major);

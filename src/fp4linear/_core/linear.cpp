@@ -7,6 +7,7 @@
 
 #include <atomic>
 #include <cstring>
+#include <mutex>
 
 #include "array.h"
 #include "bindings.h"
@@ -76,6 +77,8 @@ Place layer_place(const std::optional<std::string>& device, nb::handle b) {
     if (place.index >= count)
         value_error("device='" + place_text(place) + "': " +
                     (count == 0 ? cuda_unavailable_reason() : "this machine has " + std::to_string(count) + " GPU(s)"));
+    // A wheel of cuBLAS lies where no loader looks; what loads it once makes it known to the whole process.
+    if (!cuda::cublaslt_available()) nb::module_::import_("fp4linear._libraries").attr("load_cublaslt")();
     return place;
 }
 
@@ -291,6 +294,8 @@ std::optional<void*> parse_stream(nb::handle stream) {
     if (nb::hasattr(stream, "__cuda_stream__")) {
         nb::object protocol = stream.attr("__cuda_stream__");
         if (PyCallable_Check(protocol.ptr()) != 0) protocol = protocol();
+        if (!nb::isinstance<nb::tuple>(protocol) || nb::len(protocol) != 2)
+            type_error("stream: __cuda_stream__ did not give (version, handle)");
         handle = nb::object(protocol[1]);
     } else if (nb::hasattr(stream, "cuda_stream")) {
         handle = stream.attr("cuda_stream");  // torch.cuda.Stream before it had the protocol
@@ -385,14 +390,51 @@ class StreamMemory {
     void* data_ = nullptr;
 };
 
+// Arrays that the stream still reads though their owner may free them at once: torch and CuPy reuse memory in the order of the
+// stream that it was used on, others do not know this stream. They are let go by a later call, which holds the GIL.
+class Retired {
+   public:
+    static void keep_until_reached(Array&& array, void* stream) {
+        drop_reached();
+        auto* kept = new Array(std::move(array));
+        cuda::call_when_reached(stream, note, kept);
+    }
+
+   private:
+    static void note(void* kept) {
+        const std::lock_guard lock(instance().mutex_);
+        instance().reached_.push_back(static_cast<Array*>(kept));
+    }
+    static void drop_reached() {
+        std::vector<Array*> arrays;
+        {
+            const std::lock_guard lock(instance().mutex_);
+            arrays.swap(instance().reached_);
+        }
+        for (Array* array : arrays) delete array;
+    }
+    static Retired& instance() {
+        static auto* retired = new Retired;
+        return *retired;
+    }
+
+    std::mutex mutex_;
+    std::vector<Array*> reached_;
+};
+
 nb::object forward_cuda(const Layer& layer, nb::handle x_object, nb::handle out_object, nb::handle stream_object) {
     const Linear& linear = *layer.linear;
     const Place place = place_of_layer(linear);
     const cuda::CurrentDevice current(place.index);
     std::optional<void*> stream = parse_stream(stream_object);
-    if (!stream) stream = current_stream(x_object, place);
+    const std::optional<void*> current_of_library =
+        stream && !out_object.is_none() ? std::nullopt : current_stream(x_object, place);
+    if (!stream) stream = current_of_library;
     if (!stream) stream = cuda::own_stream(place.index);
-    const Array x = import_array(x_object, "x", Gradient::refuse_if_recording, place, *stream);
+    // The library allocates y for its current stream: another stream joins that one before and after.
+    const bool joined = current_of_library && *current_of_library != *stream;
+    if (joined) cuda::order(*current_of_library, *stream);
+    Array x = import_array(x_object, "x", Gradient::refuse_if_recording, place, *stream);
     Problem problem;
     const std::vector<std::int64_t> shape = describe_call(linear, x, problem);
     if (problem.dtype == DType::float32) type_error("x: expected float16 or bfloat16 on a GPU, got float32");
@@ -412,7 +454,9 @@ nb::object forward_cuda(const Layer& layer, nb::handle x_object, nb::handle out_
         }
         path = linear.forward(problem, *stream);
     }
+    if (joined) cuda::order(*stream, *current_of_library);
     last_call = {layer.serial, path};
+    if (x.library != Library::torch && x.library != Library::cupy) Retired::keep_until_reached(std::move(x), *stream);
     return y.finish(out_object);
 }
 
@@ -583,8 +627,9 @@ void bind_linear(nb::module_& m) {
              "    out: C-contiguous array [..., N] of x's type to write to; it may not overlap x.\n"
              "    stream: on a GPU, the stream to work on: a cudaStream_t as int, or an object with __cuda_stream__.\n"
              "        By default torch's or CuPy's current stream; for other libraries one of this library's own,\n"
-             "        ordered behind the producer of x and before the consumer of y. Where it is given, ordering it\n"
-             "        behind the work that makes a torch or CuPy x is the caller's part.\n\n"
+             "        ordered behind the producer of x and before the consumer of y. Where it is given without out=,\n"
+             "        it is joined with torch's or CuPy's current stream before and after; with out=, ordering is the\n"
+             "        caller's part.\n\n"
              "Returns:\n"
              "    y [..., N] of x's library, type and device: a fresh C-contiguous array, or `out`.\n\n"
              "Raises:\n"

@@ -1,0 +1,49 @@
+"""The machine code of the installed module: every GPU path has its kernels, for every architecture that can run it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fp4linear import _core
+from tests.build import elf
+
+MODULE = Path(_core.__file__)
+# Path to (part of a kernel's name, the first compute capability that the path runs on, fewest instances): fp16 and bf16
+# each, and for the GEMVs one kernel for one row of x and another for several.
+KERNELS = {
+    "gemv_tensor_core": ("gemv_kernel", 80, 4),
+    "gemv_scalar": ("scalar_kernel", 75, 4),
+    "dequant_cublas": ("dequantize_kernel", 75, 2),
+    "prepacking": ("prepack_kernel", 75, 1),
+    "canonical()": ("unpack_kernel", 75, 1),
+    "strided x": ("gather_kernel", 75, 1),
+}
+
+pytestmark = pytest.mark.skipif(not _core.cuda_info()["built"], reason="this build has no CUDA")
+
+
+def capability(architecture: str) -> int:
+    return int(architecture.removeprefix("sm_").rstrip("abcdef"))
+
+
+@pytest.mark.parametrize("path", list(KERNELS))
+def test_every_path_has_machine_code(path: str) -> None:
+    name, least, instances = KERNELS[path]
+    architectures = [each for each in elf.sass_architectures(MODULE) if capability(each) >= least]
+    assert architectures
+    for architecture in architectures:
+        found = {kernel for kernel in elf.kernels(MODULE, architecture) if name in kernel}
+        assert len(found) >= instances, f"{architecture}: {sorted(found)}"
+
+
+@pytest.mark.parametrize("path", ["gemv_tensor_core", "gemv_scalar"])
+def test_both_types_of_x_have_kernels(path: str) -> None:
+    name, least, _ = KERNELS[path]
+    for architecture in elf.sass_architectures(MODULE):
+        if capability(architecture) < least:
+            continue
+        found = [kernel for kernel in elf.kernels(MODULE, architecture) if name in kernel]
+        for dtype in ("7Float16", "8BFloat16"):  # as C++ mangles their names
+            assert any(dtype in kernel for kernel in found), f"{architecture} has no {path} for {dtype[1:]}"
