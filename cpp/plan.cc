@@ -9,7 +9,7 @@ namespace {
 // Limits of the GPU paths. Each is a property of the kernel, not a crossover: crossovers are measured, per architecture.
 constexpr std::int64_t gemv_scalar_max_m = 8;       // rows of x that a warp's registers hold
 constexpr std::int64_t gemv_tensor_core_max_m = 8;  // the n of mma.m16n8k16
-constexpr std::int64_t gemv_tensor_core_k = 128;    // one warp's window of K
+constexpr std::int64_t prepacked_k = 64;            // of a unit of the prepacked weight (cuda/prepacked.h)
 constexpr std::int64_t gemv_scalar_k = 32;          // a lane's share of K, 16 bytes of codes
 constexpr std::int64_t native_multiple = 32;        // of N and K, from the 16-byte alignment of TMA boxes
 constexpr int gemv_scalar_columns_per_block = 8;    // warps a block, a column each
@@ -77,7 +77,7 @@ std::string gemv_tensor_core_can_run(const PlanQuery& q, const DeviceSpec& d, co
                        [&] { return std::string(o.gemv_tensor_core ? "" : "FP4LINEAR_GEMV_TENSOR_CORE=0"); },
                        [&] { return needs_16_bit_x(q); }, [&] { return needs_m_at_most(q, gemv_tensor_core_max_m); },
                        [&] { return needs_block_16(q); },
-                       [&] { return needs_multiple("K", q.k, gemv_tensor_core_k); },
+                       [&] { return needs_multiple("K", q.k, prepacked_k); },
                        [&] { return needs_form(q, WeightForm::prepacked); });
 }
 
@@ -120,7 +120,7 @@ std::string native_emulated_worth_it(const PlanQuery&, const DeviceSpec&, const 
 std::string gemm_fused_can_run(const PlanQuery& q, const DeviceSpec& d, const Options&) {
     return first_unmet([&] { return needs_cuda(d, PathId::gemm_fused); }, [&] { return needs_sm(d, 80); },
                        [&] { return needs_16_bit_x(q); }, [&] { return needs_block_16(q); },
-                       [&] { return needs_multiple("K", q.k, gemv_tensor_core_k); });
+                       [&] { return needs_multiple("K", q.k, prepacked_k); });
 }
 
 std::string dequant_cublas_can_run(const PlanQuery& q, const DeviceSpec& d, const Options& o) {

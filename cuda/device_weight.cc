@@ -1,0 +1,116 @@
+#include "cuda/device_weight.h"
+
+#include "cuda/check.h"
+#include "cuda/cublaslt.h"
+#include "cuda/kernels.h"
+#include "cuda/prepacked.h"
+#include "formats/float16.h"
+
+namespace fp4linear::cuda {
+namespace {
+
+std::size_t code_bytes(const WeightArguments& a) { return static_cast<std::size_t>(a.n * (a.k / 2)); }
+std::size_t scale_bytes(const WeightArguments& a) {
+    return static_cast<std::size_t>(a.n * blocks_per_row(a.k, a.block_size));
+}
+std::size_t weight_bytes(const WeightArguments& a) {
+    return a.form == WeightForm::prepacked ? prepacked::size(a.n, a.k) : code_bytes(a);
+}
+
+int block_shared_memory(int device) {
+    int bytes = 0;
+    FP4LINEAR_CUDA_CHECK(cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
+    return bytes;
+}
+
+int loaded_kernel_arch() {
+    int arch = 0;
+    FP4LINEAR_CUDA_CHECK(gemv_tensor_core_kernel_arch(&arch));
+    return arch;
+}
+
+// The bias in a 16-bit type, or nothing where a value would be rounded: the contract rounds once, at the very end.
+template <class ToBits, class FromBits>
+std::unique_ptr<DeviceBuffer> exact_copy(const std::vector<float>& bias, ToBits to_bits, FromBits from_bits) {
+    std::vector<std::uint16_t> bits(bias.size());
+    for (std::size_t i = 0; i < bias.size(); ++i) {
+        bits[i] = to_bits(bias[i]);
+        if (from_bits(bits[i]) != bias[i]) return nullptr;  // NaN too
+    }
+    if (bits.empty()) return nullptr;
+    return std::make_unique<DeviceBuffer>(bits.size() * sizeof(bits[0]), bits.data());
+}
+
+}  // namespace
+
+DeviceWeight::DeviceWeight(const WeightArguments& a)
+    : device(a.device),
+      sm_count(cuda::sm_count(a.device)),
+      max_shared_memory(block_shared_memory(a.device)),
+      kernel_arch(a.form == WeightForm::prepacked ? loaded_kernel_arch() : 0),
+      n(a.n),
+      k(a.k),
+      block_size(a.block_size),
+      form(a.form),
+      per_row(a.scale2->size() > 1),
+      scale2(a.scale2->empty() ? 1.0f : a.scale2->front()),
+      gemv_scratch(a.form == WeightForm::prepacked ? gemv_tensor_core_workspace(a.n, a.k, max_shared_memory) : 0),
+      weight_(weight_bytes(a)),
+      scales_(a.form == WeightForm::prepacked ? 0 : scale_bytes(a)),
+      scale2_(per_row ? a.scale2->size() * sizeof(float) : 0),
+      bias_(a.bias->size() * sizeof(float)) {
+    if (form == WeightForm::prepacked) {
+        const DeviceBuffer b(code_bytes(a), a.b), scales(scale_bytes(a), a.scales);  // freeing them synchronises
+        FP4LINEAR_CUDA_CHECK(prepack(static_cast<const std::uint8_t*>(b.get()),
+                                     static_cast<const std::uint8_t*>(scales.get()), n, k,
+                                     static_cast<std::uint8_t*>(weight_.get()), nullptr));
+    } else {
+        copy(weight_.get(), a.b, code_bytes(a));
+        copy(scales_.get(), a.scales, scale_bytes(a));
+    }
+    if (per_row) copy(scale2_.get(), a.scale2->data(), a.scale2->size() * sizeof(float));
+    copy(bias_.get(), a.bias->data(), a.bias->size() * sizeof(float));
+    half_bias_ = exact_copy(*a.bias, half_from_float, float_from_half);
+    bfloat_bias_ = exact_copy(*a.bias, bfloat_from_float, float_from_bfloat);
+    // A copy from pageable memory may return before it has arrived, and other streams do not wait for this one.
+    FP4LINEAR_CUDA_CHECK(cudaStreamSynchronize(nullptr));
+}
+
+const void* DeviceWeight::exact_bias(DType dtype) const {
+    const auto& buffer = dtype == DType::float16 ? half_bias_ : bfloat_bias_;
+    return buffer ? buffer->get() : nullptr;
+}
+
+std::size_t DeviceWeight::nbytes() const {
+    const WeightArguments sizes{.n = n, .k = k, .block_size = block_size, .form = form};
+    std::size_t total = weight_bytes(sizes) + (form == WeightForm::prepacked ? 0 : scale_bytes(sizes));
+    const auto rows = static_cast<std::size_t>(n);
+    if (per_row) total += rows * sizeof(float);
+    if (bias_.get() != nullptr) total += rows * sizeof(float);
+    for (const auto* copy_of_bias : {half_bias_.get(), bfloat_bias_.get()})
+        if (copy_of_bias != nullptr) total += rows * 2;
+    return total;
+}
+
+void DeviceWeight::canonical(std::uint8_t* b_out, std::uint8_t* scales_out) const {
+    const CurrentDevice current(device);
+    const WeightArguments sizes{.n = n, .k = k, .block_size = block_size, .form = form};
+    if (form == WeightForm::canonical) {
+        copy(b_out, weight_.get(), code_bytes(sizes));
+        copy(scales_out, scales_.get(), scale_bytes(sizes));
+        return;
+    }
+    const DeviceBuffer b(code_bytes(sizes)), scales(scale_bytes(sizes));
+    FP4LINEAR_CUDA_CHECK(unpack(prepacked(), n, k, static_cast<std::uint8_t*>(b.get()),
+                                static_cast<std::uint8_t*>(scales.get()), nullptr));
+    copy(b_out, b.get(), code_bytes(sizes));
+    copy(scales_out, scales.get(), scale_bytes(sizes));
+}
+
+std::unique_ptr<Weight> make_weight(const WeightArguments& arguments) {
+    const CurrentDevice current(arguments.device);
+    if (cublaslt::available()) cublaslt::prepare_device();  // here, since the first call may be captured
+    return std::make_unique<DeviceWeight>(arguments);
+}
+
+}  // namespace fp4linear::cuda

@@ -1,0 +1,795 @@
+// gemv_tensor_core: a few rows of x against a prepacked NVFP4 weight, bound by reading the weight.
+//
+// mma.m16n8k16 with the weight in A (16 outputs) and the tokens in B. A block holds `groups` groups of `splits` warps.
+// A group works on one tile of 16 outputs at a time, each of its warps on its own K range (`Units` x 64), whose x stays
+// in registers for the whole launch. Each warp streams its part of the weight through its own ring in shared memory:
+// lane 0 requests chunk after chunk, no other warp is waited for. Partial sums meet in shared memory, where a warp that
+// rotates from tile to tile adds them in a fixed order, one tile late, and stores y.
+//
+// M = 1: the x of slice s goes to column s % 8 of B alone. Eight mma then give 16 x 8 sums a block of 16 K, and
+// the scales multiply those 4 floats a lane instead of the 4 x 8 registers of A.
+//
+// Range (bf16; fp16 needs nothing): sums are kept * 2^10, so that the smallest product, 2^-133 * 2^-10, keeps 2^-16
+// of relative accuracy in fp32. A sum that leaves the fp32 range while x is finite is computed again in fp64. With M =
+// 1 the A operand is code * 2^-126: x is multiplied by a power of two for its K range, which brings the largest |x| to
+// 2^120; a range that is wider than 2^125 takes a loop that lifts the codes by 2^127 instead.
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "cuda/device/fp4.cuh"
+#include "cuda/device/ptx.cuh"
+#include "cuda/kernels.h"
+#include "cuda/prepacked.h"
+
+namespace fp4linear::cuda {
+namespace {
+
+using namespace device;
+using prepacked::unit_bytes;
+using prepacked::unit_code_bytes;
+using prepacked::unit_k;
+
+// racecheck sees a barrier's order only for threads that arrive themselves, not through __syncwarp: its build lets
+// every lane arrive.
+#ifdef FP4LINEAR_RACECHECK
+constexpr int arrivals_a_warp = 32;
+#else
+constexpr int arrivals_a_warp = 1;
+#endif
+constexpr int buffers = 2;        // tiles whose partial sums are in flight in a group
+constexpr int x_row_pitch = 144;  // bytes of a staged row of 64 K: 128 + 16, so that ldmatrix meets no bank conflict
+constexpr int x_scratch_bytes = 8 * x_row_pitch;
+constexpr int cp_async_stages = 2;  // before SM90: cp.async.wait_group takes a constant
+
+struct Parameters {
+    const std::uint8_t* weight;
+    const std::uint16_t* x;
+    std::uint16_t* y;
+    const float* scale2_rows;
+    const float* bias;
+    float scale2;
+    std::int64_t x_row_stride;
+    std::int64_t n;
+    std::int64_t k;
+    int m;
+    int k_units;
+    int tiles;
+    int splits;
+    int groups;
+    int stages;
+    bool x_aligned;        // rows start at multiples of 16 bytes
+    int early_stages;      // requested before x
+    int first_k_unit;      // a K beyond what the registers of a block hold takes several launches
+    const float* sums_in;  // of the launches before, or null
+    float* sums_out;       // for the next launch, or null: then y is stored
+};
+
+// Sums are kept * 2^sum_exponent until the epilogue.
+template <class T>
+constexpr int sum_exponent = 10;
+template <>
+constexpr int sum_exponent<Float16> = Float16::weight_exponent;
+
+// 2^e, e in [-126, 127].
+__device__ __forceinline__ float power_of_two(int e) { return __int_as_float((e + 127) << 23); }
+
+__device__ __forceinline__ bool is_finite(float v) { return fabsf(v) <= 3.4028235e38f; }
+__device__ __forceinline__ double scale2_of(const Parameters& p, std::int64_t row) {
+    return static_cast<double>(p.scale2_rows != nullptr ? p.scale2_rows[row] : p.scale2);
+}
+__device__ __forceinline__ double bias_of(const Parameters& p, std::int64_t row) {
+    return p.bias != nullptr ? static_cast<double>(p.bias[row]) : 0.0;
+}
+
+// One output's sum in fp64 by a whole warp. False where x is not finite.
+template <class T>
+__device__ bool exact_sum(const Parameters& p, std::int64_t row, int token, double& sum) {
+    const int lane = threadIdx.x % 32;
+    const std::uint16_t* x = p.x + token * p.x_row_stride;
+    bool finite = true;
+    sum = 0.0;
+    for (std::int64_t k = lane; k < p.k; k += 32) {
+        const prepacked::CodePosition position = prepacked::code_position(row, k, p.k);
+        const std::uint32_t word = *reinterpret_cast<const std::uint32_t*>(p.weight + position.word);
+        const std::uint32_t code = prepacked::code_from_word(word, position.sign_bit, position.magnitude_shift);
+        const std::uint8_t scale = p.weight[prepacked::scale_position(row, k / prepacked::slice_k, p.k)];
+        const float value = T::to_float(x[k]);
+        finite = finite && is_finite(value);
+        sum += static_cast<double>(float_from_code(code) * (scale_magnitude(scale, 0) * 0x1p120f)) *
+               static_cast<double>(value);
+    }
+    for (int offset = 16; offset > 0; offset /= 2) sum += __shfl_xor_sync(0xFFFFFFFFu, sum, offset);
+    return __all_sync(0xFFFFFFFFu, finite);
+}
+
+// Outputs of a tile that are not finite, again in fp64: rare, and out of the way of the fast loop's registers.
+template <class T>
+__device__ __noinline__ void repair_tile(const Parameters& p, std::int64_t tile) {
+    const int lane = threadIdx.x % 32;
+    for (int token = 0; token < p.m; ++token)
+        for (int r = 0; r < prepacked::unit_rows; ++r) {
+            const std::int64_t row = tile * prepacked::unit_rows + r;
+            if (row >= p.n || is_finite(T::to_float(p.y[token * p.n + row]))) continue;
+            double sum;
+            if (!exact_sum<T>(p, row, token, sum))
+                break;  // the whole token: Inf and NaN propagate as the fast loop had them
+            if (lane == 0) p.y[token * p.n + row] = T::from_double(sum * scale2_of(p, row) + bias_of(p, row));
+        }
+}
+
+// The x of a K range [k_begin, k_end) in registers, as B operands; M = 1. Lane (g, t) holds slices g, g + 8, ...: the
+// others are zero in its column.
+template <int Units>
+struct SingleToken {
+    static constexpr int pairs = (Units + 1) / 2;  // of units: eight slices
+    std::uint32_t b[pairs][2];
+    int output_exponent = 0;  // what the sums must be multiplied by, 2^output_exponent
+    bool lift = false;
+
+    __device__ __forceinline__ void load(const Parameters& p, std::int64_t k_begin, std::int64_t k_end, int lane) {
+        const int g = lane / 4;
+        const int t = lane % 4;
+#pragma unroll
+        for (int j = 0; j < pairs; ++j) {
+            const std::int64_t k = k_begin + (8 * j + g) * prepacked::slice_k + 2 * t;
+#pragma unroll
+            for (int h = 0; h < 2; ++h) {
+                b[j][h] = 0;
+                if (k < k_end) {
+                    const std::uint16_t* source = p.x + k + 8 * h;
+                    b[j][h] = p.x_aligned ? *reinterpret_cast<const std::uint32_t*>(source)
+                                          : source[0] | static_cast<std::uint32_t>(source[1]) << 16;
+                }
+            }
+        }
+    }
+
+    __device__ __forceinline__ void normalise(BFloat16) {
+        std::uint32_t largest = 0;             // of |x| as bits, two at a time
+        std::uint32_t smallest = 0xFFFFFFFFu;  // of the nonzero ones, minus 1
+#pragma unroll
+        for (int j = 0; j < pairs; ++j)
+#pragma unroll
+            for (int h = 0; h < 2; ++h) {
+                const std::uint32_t magnitudes = b[j][h] & 0x7FFF7FFFu;
+                largest = __vmaxu2(largest, magnitudes);
+                smallest = __viaddmin_u16x2(magnitudes, 0xFFFFFFFFu, smallest);
+            }
+        std::uint32_t top = __reduce_max_sync(0xFFFFFFFFu, max(largest & 0xFFFFu, largest >> 16));
+        const std::uint32_t bottom = __reduce_min_sync(0xFFFFFFFFu, min(smallest & 0xFFFFu, smallest >> 16)) + 1;
+        if (top >= 0x7F80u) {  // Inf or NaN: what counts is the largest finite value
+            std::uint32_t finite = 0;
+#pragma unroll
+            for (int j = 0; j < pairs; ++j)
+#pragma unroll
+                for (int h = 0; h < 4; ++h) {
+                    const std::uint32_t magnitude = (b[j][h / 2] >> (h % 2 * 16)) & 0x7FFFu;
+                    if (magnitude < 0x7F80u) finite = max(finite, magnitude);
+                }
+            top = __reduce_max_sync(0xFFFFFFFFu, finite);
+        }
+        const int top_field = static_cast<int>(top >> 7);
+        const int bottom_field = bottom < 0x80u ? -6 : static_cast<int>(bottom >> 7);  // 2^-133 is the least subnormal
+        lift = bottom_field < top_field - 125;
+        const int shift = lift ? 2 : 120 + 127 - top_field;
+        output_exponent = lift ? 0 : 129 - shift;  // sums are w * x * 2^(shift - 119); wanted: * 2^10
+        const int first = shift / 2;
+        const std::uint32_t multiplier0 = static_cast<std::uint32_t>(first + 127) * 0x00800080u;
+        const std::uint32_t multiplier1 = static_cast<std::uint32_t>(shift - first + 127) * 0x00800080u;
+#pragma unroll
+        for (int j = 0; j < pairs; ++j)
+#pragma unroll
+            for (int h = 0; h < 2; ++h)
+                b[j][h] = BFloat16::multiply(BFloat16::multiply(b[j][h], multiplier0), multiplier1);
+    }
+    __device__ __forceinline__ void normalise(Float16) {}
+
+    // acc[0], acc[1]: this lane's share of rows g and g + 8.
+    template <class T, bool Lift, int ChunkUnits, bool KeepMasked>
+    __device__ __forceinline__ void multiply_chunk(float (&acc)[2], int first_unit, std::uint32_t chunk,
+                                                   int lane) const {
+        int g = lane / 4;
+        if constexpr (!KeepMasked)
+            asm volatile("" : "+r"(g));  // or every masked operand is kept in registers across tiles
+        const int t = lane % 4;
+        constexpr float scale_factor = T::code_exponent == -126 ? 0x1p127f : 0x1p120f;
+#pragma unroll
+        for (int u = 0; u < ChunkUnits; u += 2) {
+            const bool both = u + 1 < ChunkUnits;
+            const int j = (first_unit + u) / 2;
+            const std::uint32_t unit = chunk + u * unit_bytes;
+            const std::uint32_t scale_word =
+                load_shared_32(unit + (both ? (t >> 1) * unit_bytes : 0) + unit_code_bytes + g * 8 + (t & 1) * 4);
+            // Two chains of mma where the latency of one would show.
+            constexpr int chains = KeepMasked ? 1 : 2;
+            float sums[chains][4] = {};
+            const uint4 codes[2] = {load_shared_128(unit + lane * 16),
+                                    both ? load_shared_128(unit + unit_bytes + lane * 16) : make_uint4(0, 0, 0, 0)};
+            const std::uint32_t words[2][4] = {{codes[0].x, codes[0].y, codes[0].z, codes[0].w},
+                                               {codes[1].x, codes[1].y, codes[1].z, codes[1].w}};
+#pragma unroll
+            for (int s = 0; s < 4; ++s)
+#pragma unroll
+                for (int half = 0; half < (both ? 2 : 1); ++half) {
+                    std::uint32_t a[4];
+                    T::decode(words[half][s], a);
+                    if constexpr (Lift) {
+#pragma unroll
+                        for (int i = 0; i < 4; ++i) a[i] = T::multiply(a[i], 0x7F007F00u /* 2^127 */);
+                    }
+                    const bool mine = g == (first_unit + u + half) % 2 * 4 + s;
+                    T::mma(sums[half % chains], a, mine ? b[j][0] : 0u, mine ? b[j][1] : 0u);
+                }
+            float d[4];
+#pragma unroll
+            for (int i = 0; i < 4; ++i) d[i] = chains == 2 && both ? sums[0][i] + sums[chains - 1][i] : sums[0][i];
+            acc[0] = fmaf(d[0], scale_magnitude(scale_word, 0) * scale_factor, acc[0]);
+            acc[0] = fmaf(d[1], scale_magnitude(scale_word, 2) * scale_factor, acc[0]);
+            acc[1] = fmaf(d[2], scale_magnitude(scale_word, 1) * scale_factor, acc[1]);
+            acc[1] = fmaf(d[3], scale_magnitude(scale_word, 3) * scale_factor, acc[1]);
+        }
+    }
+};
+
+// The x of a K range in registers, as B operands; up to 8 tokens, rows past M are zero.
+template <int Units>
+struct EightTokens {
+    // For x on its way to registers, and for the decoded scales of a chunk.
+    static constexpr int scratch_bytes = Units == 5 ? 1280 : x_scratch_bytes;
+    std::uint32_t b[Units * 4][2];
+
+    __device__ static __forceinline__ std::uint32_t prescale(std::uint32_t pair, BFloat16) {
+        return BFloat16::multiply(pair, 0x48004800u /* 2^17: with the weight's 2^-7, 2^10 */);
+    }
+    __device__ static __forceinline__ std::uint32_t prescale(std::uint32_t pair, Float16) { return pair; }
+
+    template <class T, class AfterRequests>
+    __device__ __forceinline__ void load(const Parameters& p, std::int64_t k_begin, std::int64_t k_end,
+                                         std::uint32_t scratch, int lane, const AfterRequests& after_requests) {
+        if (p.x_aligned) {
+            // Rows of 64 K are read 16 bytes a lane, and turned into operands through shared memory.
+            uint4 staged[Units][2];
+#pragma unroll
+            for (int u = 0; u < Units; ++u)
+#pragma unroll
+                for (int i = 0; i < 2; ++i) {
+                    const int token = lane / 8 + 4 * i;
+                    const std::int64_t k = k_begin + u * unit_k + (lane % 8) * 8;
+                    staged[u][i] = make_uint4(0, 0, 0, 0);
+                    if (token < p.m && k < k_end)
+                        staged[u][i] = *reinterpret_cast<const uint4*>(p.x + token * p.x_row_stride + k);
+                }
+            after_requests();
+#pragma unroll
+            for (int u = 0; u < Units; ++u) {
+                __syncwarp();
+#pragma unroll
+                for (int i = 0; i < 2; ++i)
+                    store_shared_128(scratch + (lane / 8 + 4 * i) * x_row_pitch + (lane % 8) * 16, staged[u][i]);
+                __syncwarp();
+#pragma unroll
+                for (int i = 0; i < 2; ++i) {
+                    const uint4 two_slices =
+                        load_matrix_x4(scratch + (lane % 8) * x_row_pitch + (4 * i + lane / 8) * 16);
+                    b[u * 4 + 2 * i][0] = two_slices.x;
+                    b[u * 4 + 2 * i][1] = two_slices.y;
+                    b[u * 4 + 2 * i + 1][0] = two_slices.z;
+                    b[u * 4 + 2 * i + 1][1] = two_slices.w;
+                }
+            }
+        } else {
+            after_requests();
+            const int token = lane / 4;
+#pragma unroll
+            for (int s = 0; s < Units * 4; ++s)
+#pragma unroll
+                for (int h = 0; h < 2; ++h) {
+                    const std::int64_t k = k_begin + s * prepacked::slice_k + 8 * h + 2 * (lane % 4);
+                    b[s][h] = 0;
+                    if (token < p.m && k < k_end) {
+                        const std::uint16_t* source = p.x + token * p.x_row_stride + k;
+                        b[s][h] = source[0] | static_cast<std::uint32_t>(source[1]) << 16;
+                    }
+                }
+        }
+        __syncwarp();  // the staging area is used again
+#pragma unroll
+        for (int s = 0; s < Units * 4; ++s)
+#pragma unroll
+            for (int h = 0; h < 2; ++h) b[s][h] = prescale(b[s][h], T{});
+    }
+
+    // `scratch`: 128 bytes a unit for each of the two row halves. The four lanes of a row need the same scales, so each
+    // scale is decoded by one lane and shared.
+    template <class T, int ChunkUnits>
+    __device__ __forceinline__ void multiply_chunk(float (&acc)[2][4], int first_unit, std::uint32_t chunk,
+                                                   std::uint32_t scratch, int lane) const {
+        constexpr int half_bytes = ChunkUnits * 128;
+        static_assert(2 * half_bytes <= scratch_bytes);
+#pragma unroll
+        for (int first = 0; first < ChunkUnits * 8; first += 32) {
+            const int i = first + lane;  // unit i / 8, rows i % 8 and 8 more
+            if (i < ChunkUnits * 8) {
+                const uint2 bytes = load_shared_64(chunk + (i / 8) * unit_bytes + unit_code_bytes + (i % 8) * 8);
+#pragma unroll
+                for (int h = 0; h < 2; ++h) {
+                    const std::uint32_t low = T::scale_pair(bytes.x, h);
+                    const std::uint32_t high = T::scale_pair(bytes.y, h);
+                    store_shared_128(scratch + h * half_bytes + i * 16,
+                                     make_uint4(low_twice(low), high_twice(low), low_twice(high), high_twice(high)));
+                }
+            }
+        }
+        __syncwarp();
+#pragma unroll
+        for (int u = 0; u < ChunkUnits; ++u) {
+            const uint4 codes = load_shared_128(chunk + u * unit_bytes + lane * 16);
+            const uint4 upper = load_shared_128(scratch + u * 128 + (lane / 4) * 16);
+            const uint4 lower = load_shared_128(scratch + half_bytes + u * 128 + (lane / 4) * 16);
+            const std::uint32_t words[4] = {codes.x, codes.y, codes.z, codes.w};
+            const std::uint32_t scales_g[4] = {upper.x, upper.y, upper.z, upper.w};
+            const std::uint32_t scales_g8[4] = {lower.x, lower.y, lower.z, lower.w};
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                std::uint32_t a[4];
+                T::decode(words[i], a);
+                a[0] = T::multiply(a[0], scales_g[i]);
+                a[1] = T::multiply(a[1], scales_g8[i]);
+                a[2] = T::multiply(a[2], scales_g[i]);
+                a[3] = T::multiply(a[3], scales_g8[i]);
+                const int s = (first_unit + u) * 4 + i;
+                T::mma(acc[i % 2], a, b[s][0], b[s][1]);  // two chains: one would be bound by the latency of mma
+            }
+        }
+    }
+};
+
+// Chunks of a warp's part of the weight, in order, through a ring in shared memory.
+template <int ChunkUnits>
+struct WeightStream {
+    static constexpr int chunk_bytes = ChunkUnits * unit_bytes;
+    const std::uint8_t* next;  // source of the next chunk to request
+    std::int64_t tile_stride;  // bytes from a tile's part to the next tile's
+    std::uint32_t ring;
+    std::uint32_t barriers;  // one a stage
+    int stages;
+    int tile;  // to request
+    int tile_step;
+    int tiles;
+    int range_bytes;    // of the weight in a tile
+    int requested = 0;  // bytes of the current tile
+    int request_stage = 0;
+    int stage = 0;
+    std::uint32_t phase = 0;
+
+    __device__ __forceinline__ void copy(const std::uint8_t* source, int bytes, int lane) {
+        const std::uint32_t destination = ring + request_stage * chunk_bytes;
+#if __CUDA_ARCH__ >= 900
+        if (lane == 0) {
+            mbarrier_expect_bytes(barriers + request_stage * 8, bytes);
+            bulk_copy(destination, source, bytes, barriers + request_stage * 8);
+        }
+#else
+        for (int i = lane * 16; i < bytes; i += 512) async_copy_16(destination + i, source + i);
+#endif
+        request_stage = request_stage + 1 == stages ? 0 : request_stage + 1;
+    }
+    __device__ __forceinline__ void request(int lane) {
+        if (tile < tiles) {
+            const int bytes = min(chunk_bytes, range_bytes - requested);
+            copy(next + requested, bytes, lane);
+            requested += chunk_bytes;
+            if (requested >= range_bytes) {
+                requested = 0;
+                next += tile_stride;
+                tile += tile_step;
+            }
+        }
+#if __CUDA_ARCH__ < 900
+        async_copy_commit();
+#endif
+    }
+    __device__ __forceinline__ std::uint32_t wait() const {
+#if __CUDA_ARCH__ >= 900
+        mbarrier_wait(barriers + stage * 8, phase);
+#else
+        async_copy_wait<cp_async_stages - 1>();
+        __syncwarp();
+#endif
+        return ring + stage * chunk_bytes;
+    }
+    // The chunk has been read: its place takes the next one.
+    __device__ __forceinline__ void release(int lane) {
+        __syncwarp();
+        request(lane);
+        if (++stage == stages) {
+            stage = 0;
+            phase ^= 1u;
+        }
+    }
+};
+
+// round(scale2 * sum + bias). In fp32 the factor 2^-sum_exponent joins scale2, which is exact unless scale2 is near the
+// end of the range.
+template <class T>
+__device__ __forceinline__ std::uint16_t epilogue(const Parameters& p, std::int64_t row, float sum) {
+    const float scale2 = p.scale2_rows != nullptr ? p.scale2_rows[row] : p.scale2;
+    const float bias = p.bias != nullptr ? p.bias[row] : 0.0f;
+    if (fabsf(scale2) >= 0x1p-100f && fabsf(scale2) <= 0x1p100f)
+        return T::from_float(
+            fmaf(sum, scale2 * (sum_exponent<T> > 0 ? 1.0f / (1 << sum_exponent<T>) : 1 << -sum_exponent<T>), bias));
+    constexpr double unit = sum_exponent<T> > 0 ? 1.0 / (1 << sum_exponent<T>) : 1 << -sum_exponent<T>;
+    return T::from_double(static_cast<double>(sum) * unit * static_cast<double>(scale2) + static_cast<double>(bias));
+}
+
+template <bool Single>
+struct TileSums {
+    static constexpr int values = Single ? 2 : 4;  // of a lane: rows g, g + 8; tokens 2t, 2t + 1
+    float v[values] = {};
+
+    __device__ __forceinline__ void add(const float (&other)[values]) {
+#pragma unroll
+        for (int i = 0; i < values; ++i) v[i] += other[i];
+    }
+};
+
+// One warp adds the partial sums of a tile in the order of the splits.
+template <bool Single>
+__device__ __forceinline__ TileSums<Single> add_partials(const float* partials, int splits, int lane) {
+    TileSums<Single> sums;
+    for (int s = 0; s < splits; ++s) {
+        if constexpr (Single) {
+            const float2 v = *reinterpret_cast<const float2*>(partials + (s * 32 + lane) * 2);
+            sums.add({v.x, v.y});
+        } else {
+            const float4 v = *reinterpret_cast<const float4*>(partials + (s * 32 + lane) * 4);
+            sums.add({v.x, v.y, v.z, v.w});
+        }
+    }
+    return sums;
+}
+
+// Stores y of a tile. True where a sum is not finite.
+template <class T, bool Single>
+__device__ __forceinline__ bool store_tile(const Parameters& p, TileSums<Single>& sums, int tile, int lane) {
+    bool left_range = false;
+    const std::int64_t slot = static_cast<std::int64_t>(tile) * TileSums<Single>::values * 32 + lane;
+    if (p.sums_in != nullptr)
+#pragma unroll
+        for (int i = 0; i < TileSums<Single>::values; ++i) sums.v[i] = p.sums_in[slot + i * 32] + sums.v[i];
+    if (p.sums_out != nullptr) {
+#pragma unroll
+        for (int i = 0; i < TileSums<Single>::values; ++i) p.sums_out[slot + i * 32] = sums.v[i];
+        return false;
+    }
+    if constexpr (Single) {
+#pragma unroll
+        for (int offset = 1; offset < 4; offset *= 2)
+#pragma unroll
+            for (int i = 0; i < 2; ++i) sums.v[i] += __shfl_xor_sync(0xFFFFFFFFu, sums.v[i], offset);
+    }
+#pragma unroll
+    for (int i = 0; i < TileSums<Single>::values; ++i) {
+        const int row_in_tile = lane / 4 + 8 * (Single ? i : i / 2);
+        const std::int64_t row = static_cast<std::int64_t>(tile) * prepacked::unit_rows + row_in_tile;
+        const int token = Single ? 0 : 2 * (lane % 4) + i % 2;
+        const bool valid = row < p.n && token < p.m && (!Single || lane % 4 == 0);
+        if (valid) {
+            p.y[token * p.n + row] = epilogue<T>(p, row, sums.v[i]);
+            left_range = left_range || !is_finite(sums.v[i]);
+        }
+    }
+    return left_range;
+}
+
+template <class T, bool Single, int Units, int ChunkUnits, int Threads, int BlocksPerSm>
+__global__ void __launch_bounds__(Threads, BlocksPerSm) gemv_kernel(const __grid_constant__ Parameters p) {
+#if __CUDA_ARCH__ >= 800  // mma.m16n8k16 and cp.async; SM75 builds hold an empty kernel that nothing launches
+    extern __shared__ __align__(128) std::uint8_t shared[];
+    constexpr int chunk_bytes = ChunkUnits * unit_bytes;
+    constexpr int chunks = Units / ChunkUnits;
+    constexpr bool keep_masked = BlocksPerSm == 1 && Units <= 8;  // 8 registers a unit
+    constexpr int partial_floats = Single ? 64 : 128;             // of a warp
+    // A block is 32 x splits x groups threads; the shuffles tell the compiler that a warp agrees on these.
+    const int lane = threadIdx.x;
+    const int split = __shfl_sync(0xFFFFFFFFu, static_cast<int>(threadIdx.y), 0);
+    const int group = __shfl_sync(0xFFFFFFFFu, static_cast<int>(threadIdx.z), 0);
+    const int warps = p.splits * p.groups;
+    const int warp = group * p.splits + split;
+
+    // Shared memory: rings, partial sums, x staging, barriers.
+    const std::uint32_t base = shared_address(shared);
+    const std::uint32_t partials_offset = warps * p.stages * chunk_bytes;
+    const std::uint32_t scratch_offset = partials_offset + p.groups * buffers * p.splits * partial_floats * 4;
+    const std::uint32_t barriers_offset = scratch_offset + (Single ? 0 : warps * EightTokens<Units>::scratch_bytes);
+    const std::uint32_t scratch = base + scratch_offset + warp * EightTokens<Units>::scratch_bytes;
+    const std::uint32_t stage_barriers = base + barriers_offset + warp * p.stages * 8;
+    const std::uint32_t full = base + barriers_offset + (warps * p.stages + group * 2 * buffers) * 8;
+    const std::uint32_t empty = full + buffers * 8;
+
+    launch_dependents();
+    const int first_unit = split * Units;
+    const int units = min(Units, p.k_units - first_unit);
+    const int first_tile = group * gridDim.x + blockIdx.x;
+    const int tile_step = p.groups * gridDim.x;
+    const std::int64_t tile_bytes = (p.k / unit_k) * unit_bytes;
+    const std::int64_t first_byte =
+        first_tile * tile_bytes + static_cast<std::int64_t>(p.first_k_unit + first_unit) * unit_bytes;
+    WeightStream<ChunkUnits> stream{p.weight + first_byte,
+                                    tile_bytes * tile_step,
+                                    base + warp * p.stages * chunk_bytes,
+                                    stage_barriers,
+                                    p.stages,
+                                    first_tile,
+                                    tile_step,
+                                    p.tiles,
+                                    units * unit_bytes};
+    if (lane == 0) {
+#pragma unroll 1
+        for (int s = 0; s < p.stages; ++s) mbarrier_init(stage_barriers + s * 8, 1);
+#if __CUDA_ARCH__ >= 900
+        fence_mbarrier_init();
+#endif
+    }
+    __syncwarp();
+    // The weight is the layer's own and finished long ago: its reads need not wait for the previous kernel.
+#pragma unroll 1
+    for (int s = 0; s < p.early_stages; ++s) stream.request(lane);
+    if (split == 0 && lane == 0) {
+        for (int i = 0; i < buffers; ++i) {
+            mbarrier_init(full + i * 8, p.splits * arrivals_a_warp);
+            mbarrier_init(empty + i * 8, arrivals_a_warp);
+        }
+    }
+    __syncthreads();
+    wait_for_previous_grid();
+
+    // x is requested before the rest of the ring: behind it, memory and compute times would add.
+    const std::int64_t k_begin = static_cast<std::int64_t>(p.first_k_unit + first_unit) * unit_k;
+    const std::int64_t k_end = k_begin + units * unit_k;
+    const auto fill_ring = [&] {
+#pragma unroll 1
+        for (int s = p.early_stages; s < p.stages; ++s) stream.request(lane);
+    };
+    SingleToken<Units> single;
+    EightTokens<Units> eight;
+    if constexpr (Single) {
+        single.load(p, k_begin, k_end, lane);
+        fill_ring();
+        single.normalise(T{});
+    } else {
+        eight.template load<T>(p, k_begin, k_end, scratch, lane, fill_ring);
+    }
+
+    float* const partials =
+        reinterpret_cast<float*>(shared + partials_offset) + group * buffers * p.splits * partial_floats;
+    const int used_chunks = (units + ChunkUnits - 1) / ChunkUnits;
+    bool left_range = false;
+
+    // Sums of the group's i-th tile: by the warp whose turn it is.
+    const auto finish = [&](int i) {
+        const int buffer = i % buffers;
+        mbarrier_wait(full + buffer * 8, (i / buffers) & 1);
+        TileSums<Single> sums = add_partials<Single>(partials + buffer * p.splits * partial_floats, p.splits, lane);
+        __syncwarp();
+        if (lane < arrivals_a_warp) mbarrier_arrive(empty + buffer * 8);
+        left_range |= store_tile<T, Single>(p, sums, first_tile + i * tile_step, lane);
+    };
+
+    int turn = 0;  // i % splits
+    int previous_turn = -1;
+    int i = 0;
+    for (int tile = first_tile; tile < p.tiles; tile += tile_step, ++i) {
+        const int buffer = i % buffers;
+        float acc[2] = {};        // M = 1
+        float chains[2][4] = {};  // M > 1
+#pragma unroll
+        for (int c = 0; c < chunks; ++c) {
+            if (c < used_chunks) {
+                const std::uint32_t chunk = stream.wait();
+                if constexpr (Single) {
+                    if (sum_exponent<T> > 0 && single.lift)
+                        single.template multiply_chunk<T, true, ChunkUnits, false>(acc, c * ChunkUnits, chunk, lane);
+                    else
+                        single.template multiply_chunk<T, false, ChunkUnits, keep_masked>(acc, c * ChunkUnits, chunk,
+                                                                                          lane);
+                } else {
+                    eight.template multiply_chunk<T, ChunkUnits>(chains, c * ChunkUnits, chunk, scratch, lane);
+                }
+                stream.release(lane);
+            }
+        }
+        if (i >= buffers) mbarrier_wait(empty + buffer * 8, (i / buffers - 1) & 1);
+        float* const mine = partials + (buffer * p.splits + split) * partial_floats;
+        if constexpr (Single) {
+            const int first = single.output_exponent / 2;
+            const float factor0 = sum_exponent<T> > 0 ? power_of_two(first) : 1.0f;
+            const float factor1 = sum_exponent<T> > 0 ? power_of_two(single.output_exponent - first) : 1.0f;
+            *reinterpret_cast<float2*>(mine + lane * 2) =
+                make_float2(acc[0] * factor0 * factor1, acc[1] * factor0 * factor1);
+        } else {
+            *reinterpret_cast<float4*>(mine + lane * 4) =
+                make_float4(chains[0][0] + chains[1][0], chains[0][1] + chains[1][1], chains[0][2] + chains[1][2],
+                            chains[0][3] + chains[1][3]);
+        }
+        __syncwarp();
+        if (lane < arrivals_a_warp) mbarrier_arrive(full + buffer * 8);
+        if (split == previous_turn) finish(i - 1);
+        previous_turn = turn;
+        turn = turn + 1 == p.splits ? 0 : turn + 1;
+    }
+    if (split == previous_turn) finish(i - 1);
+    if constexpr (sum_exponent<T> > 0) {
+        // A warp repairs the tiles that it has stored.
+        __syncwarp();
+        if (__any_sync(0xFFFFFFFFu, left_range))
+            for (int tile = first_tile + split * tile_step; tile < p.tiles; tile += p.splits * tile_step)
+                repair_tile<T>(p, tile);
+    }
+#endif
+}
+
+// How a launch is cut. units: K of a warp / 64. chunk_units: of one copy. blocks_per_sm: 2 halves the registers, so
+// that the next layer's blocks can start, and request their weights, while this one's finish.
+struct Configuration {
+    int units;
+    int chunk_units;
+    int blocks_per_sm;
+    int groups;        // tiles in flight in a block
+    int stages;        // copies in flight in a warp
+    int early_stages;  // of them, requested before x
+};
+
+constexpr int max_warps = 16;
+constexpr int max_units_many = 8;     // a warp: 64 registers a lane hold the x of 8 tokens
+constexpr int max_units_single = 20;  // a warp: M = 1
+
+// Measured on one H200 (docs/performance.md). More than two tiles an SM: long K ranges and few blocks; below: short
+// ranges, which spread over more warps, and room for the next layer's blocks.
+Configuration configure_single(int k_units, int tiles, int sm_count) {
+    if (tiles <= 2 * sm_count) {
+        if (k_units <= 8) return {2, 2, 2, 2, 2, 2};
+        if (k_units <= max_warps * 4) return {4, 4, 2, 1, 2, 2};
+        if (k_units <= max_warps * 8) return {8, 4, 2, 1, 2, 1};
+    }
+    const int splits = (k_units + 7) / 8;
+    if (splits <= 8) return {8, 4, 1, max_warps / splits, 2, 1};
+    if (splits <= max_warps) return {8, 8, 1, 1, splits > 12 ? 3 : 2, splits > 12 ? 2 : 1};
+    return {20, 4, 1, 1, 3, 2};
+}
+Configuration configure_many(int k_units, int tiles, int sm_count, bool small_shared) {
+    if (tiles <= sm_count) {
+        if (k_units <= 8) return {1, 1, 1, 2, 2, 2};
+        if (k_units <= max_warps * 2) return {2, 2, 1, 1, 2, 2};
+        if (k_units <= max_warps * 4 && !small_shared) return {4, 4, 1, 1, 3, 1};
+    }
+    const int splits = (k_units + 7) / 8;
+    if (small_shared) return {8, 4, 1, std::max(1, max_warps / 2 / splits), 2, 1};
+    if (splits <= 4 || tiles <= 2 * sm_count) return {8, 4, 1, tiles <= 2 * sm_count ? 1 : max_warps / splits, 3, 1};
+    if (k_units <= max_warps * 4) return {4, 4, 1, 1, 2, 1};
+    if (k_units <= max_warps * 5) return {5, 5, 1, 1, 2, 1};
+    return {8, 4, 1, 1, 3, 1};
+}
+
+template <class T, bool Single, int Units, int ChunkUnits, int BlocksPerSm>
+cudaError_t launch(const Parameters& base, Configuration c, const GemvArguments& a) {
+    auto* const kernel = gemv_kernel<T, Single, Units, ChunkUnits, max_warps * 32, BlocksPerSm>;
+    Parameters p = base;
+    p.splits = (p.k_units + Units - 1) / Units;
+    if (p.splits > max_warps) return cudaErrorInvalidConfiguration;
+    p.groups = std::clamp(c.groups, 1, max_warps / p.splits);
+    p.stages = a.kernel_arch < 90 ? cp_async_stages : c.stages;
+    p.early_stages = std::min(c.early_stages, p.stages);
+    const int warps = p.splits * p.groups;
+    const std::size_t shared = static_cast<std::size_t>(warps) * p.stages * (ChunkUnits * unit_bytes + 8) +
+                               static_cast<std::size_t>(p.groups) * buffers * (p.splits * (Single ? 256 : 512) + 16) +
+                               (Single ? 0 : static_cast<std::size_t>(warps) * EightTokens<Units>::scratch_bytes);
+    if (shared > static_cast<std::size_t>(a.max_shared_memory)) return cudaErrorInvalidConfiguration;
+    // Always the same value, so that threads that launch at once do not undo each other's.
+    if (const cudaError_t e =
+            cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, a.max_shared_memory))
+        return e;
+    cudaLaunchConfig_t config{};
+    config.gridDim = dim3(static_cast<unsigned>(std::min(a.sm_count, (p.tiles + p.groups - 1) / p.groups)));
+    config.blockDim = dim3(32, static_cast<unsigned>(p.splits), static_cast<unsigned>(p.groups));
+    config.dynamicSmemBytes = shared;
+    config.stream = a.stream;
+    cudaLaunchAttribute attribute{};
+    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute.val.programmaticStreamSerializationAllowed = 1;
+    config.attrs = &attribute;
+    config.numAttrs = a.programmatic_launch && a.kernel_arch >= 90 ? 1 : 0;
+    return cudaLaunchKernelEx(&config, kernel, p);
+}
+
+template <class T>
+cudaError_t launch_configured(const Parameters& p, const Configuration& c, const GemvArguments& a) {
+    const auto is = [&](int units, int chunk_units, int blocks_per_sm) {
+        return c.units == units && c.chunk_units == chunk_units && c.blocks_per_sm == blocks_per_sm;
+    };
+    if (p.m == 1) {
+        if (is(2, 2, 2)) return launch<T, true, 2, 2, 2>(p, c, a);
+        if (is(4, 4, 2)) return launch<T, true, 4, 4, 2>(p, c, a);
+        if (is(8, 4, 2)) return launch<T, true, 8, 4, 2>(p, c, a);
+        if (is(8, 4, 1)) return launch<T, true, 8, 4, 1>(p, c, a);
+        if (is(8, 8, 1)) return launch<T, true, 8, 8, 1>(p, c, a);
+        if (is(20, 4, 1)) return launch<T, true, 20, 4, 1>(p, c, a);
+    } else {
+        if (is(1, 1, 1)) return launch<T, false, 1, 1, 1>(p, c, a);
+        if (is(2, 2, 1)) return launch<T, false, 2, 2, 1>(p, c, a);
+        if (is(4, 4, 1)) return launch<T, false, 4, 4, 1>(p, c, a);
+        if (is(5, 5, 1)) return launch<T, false, 5, 5, 1>(p, c, a);
+        if (is(8, 4, 1)) return launch<T, false, 8, 4, 1>(p, c, a);
+    }
+    return cudaErrorInvalidConfiguration;
+}
+
+constexpr bool is_small(int max_shared_memory) { return max_shared_memory < 120 * 1024; }
+
+// K that one launch covers, in units: what 16 warps hold. 99 KiB of shared memory (SM86, SM89) take 8 warps' rings for
+// M > 1.
+int max_units_a_launch(std::int64_t m, int max_shared_memory) {
+    if (m == 1) return max_warps * max_units_single;
+    return (is_small(max_shared_memory) ? max_warps / 2 : max_warps) * max_units_many;
+}
+
+}  // namespace
+
+std::size_t gemv_tensor_core_workspace(std::int64_t n, std::int64_t k, int max_shared_memory) {
+    if (prepacked::k_units(k) <= max_units_a_launch(2, max_shared_memory)) return 0;
+    return static_cast<std::size_t>(prepacked::row_tiles(n)) * prepacked::unit_rows * gemv_tensor_core_max_m *
+           sizeof(float);
+}
+
+cudaError_t gemv_tensor_core_kernel_arch(int* arch) {
+    cudaFuncAttributes attributes{};
+    const cudaError_t e = cudaFuncGetAttributes(&attributes, gemv_kernel<Float16, true, 2, 2, max_warps * 32, 2>);
+    if (e == cudaSuccess) *arch = attributes.ptxVersion;
+    return e;
+}
+
+bool gemv_tensor_core_supports(std::int64_t m, std::int64_t k, int block_size, int sm_version) {
+    return sm_version >= 80 && m >= 1 && m <= gemv_tensor_core_max_m && prepacked::supports(k, block_size);
+}
+
+cudaError_t gemv_tensor_core(const GemvArguments& a, const GemvTensorCoreTuning& tuning) {
+    Parameters p{};
+    p.weight = a.prepacked;
+    p.x = static_cast<const std::uint16_t*>(a.x);
+    p.y = static_cast<std::uint16_t*>(a.y);
+    p.scale2_rows = a.scale2_rows;
+    p.bias = a.bias;
+    p.scale2 = a.scale2;
+    p.x_row_stride = a.x_row_stride;
+    p.n = a.n;
+    p.k = a.k;
+    p.m = static_cast<int>(a.m);
+    p.k_units = static_cast<int>(prepacked::k_units(a.k));
+    p.tiles = static_cast<int>(prepacked::row_tiles(a.n));
+    p.x_aligned = reinterpret_cast<std::uintptr_t>(a.x) % 16 == 0 && (a.m == 1 || a.x_row_stride % 8 == 0);
+    // Several launches where K is long: balanced, and the sums between them stay in fp32.
+    const int all_units = static_cast<int>(prepacked::k_units(a.k));
+    const int units_limit = max_units_a_launch(a.m, a.max_shared_memory);
+    const int passes = (all_units + units_limit - 1) / units_limit;
+    if (passes > 1 && a.workspace == nullptr) return cudaErrorInvalidValue;
+    const int units_a_pass = (all_units + passes - 1) / passes;
+    for (int pass = 0; pass < passes; ++pass) {
+        p.first_k_unit = pass * units_a_pass;
+        p.k_units = std::min(units_a_pass, all_units - p.first_k_unit);
+        p.sums_in = pass > 0 ? static_cast<const float*>(a.workspace) : nullptr;
+        p.sums_out = pass + 1 < passes ? static_cast<float*>(a.workspace) : nullptr;
+        Configuration c = p.m == 1 ? configure_single(p.k_units, p.tiles, a.sm_count)
+                                   : configure_many(p.k_units, p.tiles, a.sm_count, is_small(a.max_shared_memory));
+        if (tuning.units != 0)
+            c = {tuning.units,  tuning.chunk_units, tuning.blocks_per_sm,
+                 tuning.groups, tuning.stages,      tuning.early_stages};
+        const cudaError_t e =
+            a.dtype == DType::float16 ? launch_configured<Float16>(p, c, a) : launch_configured<BFloat16>(p, c, a);
+        if (e != cudaSuccess) return e;
+    }
+    return cudaSuccess;
+}
+
+}  // namespace fp4linear::cuda

@@ -1,0 +1,98 @@
+// The GPU rungs of the ladder: what a device offers the planner, and the launch of the path that it chose.
+#include <map>
+#include <mutex>
+#include <stdexcept>
+
+#include "cuda/backend.h"
+#include "cuda/check.h"
+#include "cuda/cublaslt.h"
+#include "cuda/dequant_cublas.h"
+#include "cuda/device_weight.h"
+#include "cuda/kernels.h"
+#include "cuda/prepacked.h"
+#include "cuda/weight.h"
+#include "cuda/workspace.h"
+
+namespace fp4linear::cuda {
+namespace {
+
+constexpr std::uint32_t kernels_of_build =
+    path_bit(PathId::gemv_tensor_core) | path_bit(PathId::gemv_scalar) | path_bit(PathId::dequant_cublas);
+
+constexpr int tensor_core_sm = 80;  // the first with bf16 mma.m16n8k16
+
+GemvArguments gemv_arguments(const DeviceWeight& w, const Problem& p, void* partials, void* stream) {
+    return {.n = p.n,
+            .k = p.k,
+            .m = p.m,
+            .dtype = p.dtype,
+            .x = p.x,
+            .x_row_stride = p.x_row_stride,
+            .y = p.y,
+            .prepacked = w.prepacked(),
+            .b = w.b(),
+            .scales = w.scales(),
+            .scale2 = w.scale2,
+            .scale2_rows = w.scale2_rows(),
+            .bias = w.bias(),
+            .sm_count = w.sm_count,
+            .max_shared_memory = w.max_shared_memory,
+            .kernel_arch = w.kernel_arch,
+            .programmatic_launch = true,
+            .workspace = partials,
+            .stream = static_cast<cudaStream_t>(stream)};
+}
+
+}  // namespace
+
+WeightForm choose_form(std::int64_t k, int block_size, bool has_nan_scales, int sm, const Options& options) {
+    const bool wanted = sm >= tensor_core_sm && options.gemv_tensor_core && options.path != "gemv_scalar";
+    return wanted && !has_nan_scales && prepacked::supports(k, block_size) ? WeightForm::prepacked : WeightForm::canonical;
+}
+
+namespace {
+
+const DeviceSpec& cached_spec(int device) {
+    static auto* specs = new std::map<int, DeviceSpec>;
+    static auto* mutex = new std::mutex;
+    const std::lock_guard lock(*mutex);
+    const auto found = specs->find(device);
+    if (found != specs->end()) return found->second;
+    const DeviceInfo info = device_info(device);
+    DeviceSpec spec;
+    spec.kind = DeviceKind::cuda;
+    spec.index = device;
+    spec.sm = info.sm;
+    spec.sm_count = info.sm_count;
+    spec.kernels = kernels_of_build;
+    return specs->emplace(device, std::move(spec)).first->second;
+}
+
+}  // namespace
+
+DeviceSpec device_spec(int device) {
+    DeviceSpec spec = cached_spec(device);
+    spec.cublaslt = cublaslt::available();
+    if (!spec.cublaslt) spec.cublaslt_reason = cublaslt::unavailable_reason();
+    return spec;
+}
+bool cublaslt_available() { return cublaslt::available(); }
+int sm_count(int device) { return cached_spec(device).sm_count; }
+
+void run(PathId path, const Weight& weight, const Problem& problem, int rows_per_block, void* stream) {
+    const auto& w = static_cast<const DeviceWeight&>(weight);
+    const auto s = static_cast<cudaStream_t>(stream);
+    switch (path) {
+        case PathId::gemv_tensor_core:
+            FP4LINEAR_CUDA_CHECK(gemv_tensor_core(gemv_arguments(
+                w, problem, w.gemv_scratch == 0 ? nullptr : scratch(Scratch::gemv_partials, w.gemv_scratch, s), stream)));
+            return;
+        case PathId::gemv_scalar:
+            FP4LINEAR_CUDA_CHECK(gemv_scalar(gemv_arguments(w, problem, nullptr, stream), rows_per_block));
+            return;
+        case PathId::dequant_cublas: dequant_cublas(w, problem, s); return;
+        default: throw std::runtime_error("no CUDA kernel of " + std::string(name_of(path)));
+    }
+}
+
+}  // namespace fp4linear::cuda
