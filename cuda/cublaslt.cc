@@ -18,7 +18,8 @@ constexpr int type_32f = 0, type_16f = 2, type_16bf = 14;
 constexpr int desc_transa = 3, desc_epilogue = 7, desc_bias_pointer = 8;
 constexpr int operation_t = 1;
 constexpr int epilogue_bias = 4;
-constexpr int preference_max_workspace_bytes = 1;
+constexpr int preference_max_workspace_bytes = 1, preference_reduction_scheme_mask = 3;
+constexpr std::uint32_t reduction_in_compute_type = 2;
 
 using Handle = void*;
 using Descriptor = void*;
@@ -146,6 +147,11 @@ Prepared prepare(const Matmul& m, std::size_t workspace_bytes) {
     Preference preference = nullptr;
     check(l.preference_create(&preference), "cublasLtMatmulPreferenceCreate");
     check(l.preference_set(preference, preference_max_workspace_bytes, &workspace_bytes, sizeof workspace_bytes),
+          "cublasLtMatmulPreferenceSetAttribute");
+    // Split-K may add its parts only in fp32 and in scratch: in the output's type it would round (and, in fp16, overflow) once
+    // a part, and in place it would add in any order.
+    check(l.preference_set(preference, preference_reduction_scheme_mask, &reduction_in_compute_type,
+                           sizeof reduction_in_compute_type),
           "cublasLtMatmulPreferenceSetAttribute");
     // What the alignment of these pointers allows: the library assumes 256 bytes unless it is told.
     struct {

@@ -195,7 +195,7 @@ Array from_cupy(nb::handle object) {
 }
 
 std::string device_text(const dlpack::Device& device) {
-    if (device.type == dlpack::cpu) return "the CPU";
+    if (device.type == dlpack::cpu) return "cpu";
     if (device.type == dlpack::cuda_host) return "pinned host memory";
     if (device.type == dlpack::cuda) return "cuda:" + std::to_string(device.id);
     if (device.type == dlpack::cuda_managed) return "CUDA managed memory";
@@ -243,8 +243,8 @@ void check_place(const dlpack::Device& device, const Place& place, const char* a
     const bool here = place.cuda ? device.type == dlpack::cuda && device.id == place.index
                                  : device.type == dlpack::cpu || device.type == dlpack::cuda_host;
     if (here) return;
-    raise(PyExc_ValueError, std::string(argument) + ": expected an array on " + (place.cuda ? place_text(place) : "the CPU") +
-                                ", where the layer is, got one in " + device_text(device));
+    raise(PyExc_ValueError, std::string(argument) + ": expected an array on " + place_text(place) +
+                                ", where the layer is, got one on " + device_text(device));
 }
 
 void fill_from_tensor(Array& a, const dlpack::Tensor& t, const char* argument, const Place& place) {
