@@ -135,7 +135,9 @@ DeviceSpec Linear::device_spec(DType dtype) const {
     return spec;
 }
 
-Plan Linear::plan(std::int64_t m, DType dtype) const { return make_plan(query(m, dtype), device_spec(dtype), options_); }
+Plan Linear::plan(std::int64_t m, DType dtype) const {
+    return make_plan(query(m, dtype), device_spec(dtype), options_);
+}
 
 void Linear::canonical(std::uint8_t* b, std::uint8_t* scales) const {
     if (cuda_weight_) {
@@ -185,9 +187,8 @@ std::optional<PathId> Linear::forward(const Problem& problem, void* stream) cons
         cuda::run(path, *cuda_weight_, problem, rows, stream);
         return path;
     }
-    const cpu::Epilogue epilogue{.scale2 = scale2_.data(),
-                                 .per_row = scale2_.size() > 1,
-                                 .bias = bias_.empty() ? nullptr : bias_.data()};
+    const cpu::Epilogue epilogue{
+        .scale2 = scale2_.data(), .per_row = scale2_.size() > 1, .bias = bias_.empty() ? nullptr : bias_.data()};
     const int threads = options_.num_threads > 0 ? options_.num_threads : cpu::default_threads();
     const auto run = path == PathId::cpu_gemv ? isa_->gemv : isa_->gemm;
     run(cpu_weight_->impl(), problem, epilogue, threads);

@@ -72,7 +72,7 @@ class Linear {
     std::optional<int> cuda_device_;
     int sm_count_ = 0;  // of the GPU
     WeightForm form_ = WeightForm::any;
-    std::unique_ptr<cpu::Weight> cpu_weight_;    // one of the two
+    std::unique_ptr<cpu::Weight> cpu_weight_;  // one of the two
     std::unique_ptr<cuda::Weight> cuda_weight_;
     // Paths of small M by type of x, 1 + PathId, or 0 before the first such call: planning costs as much as a launch.
     static constexpr std::int64_t cached_rows = 64;

@@ -6,7 +6,8 @@
 namespace fp4linear {
 namespace {
 
-// Limits of the GPU paths. Each is a property of the kernel, not a crossover: crossovers are measured, per architecture.
+// Limits of the GPU paths. Each is a property of the kernel, not a crossover: crossovers are measured, per
+// architecture.
 constexpr std::int64_t gemv_scalar_max_m = 8;       // rows of x that a warp's registers hold
 constexpr std::int64_t gemv_tensor_core_max_m = 8;  // the n of mma.m16n8k16
 constexpr std::int64_t prepacked_k = 64;            // of a unit of the prepacked weight (cuda/prepacked.h)
@@ -43,7 +44,8 @@ std::string needs_sm(const DeviceSpec& d, int least) {
 
 std::string needs_form(const PlanQuery& q, WeightForm form) {
     if (q.form == WeightForm::any || q.form == form) return "";
-    return form == WeightForm::prepacked ? "the layer holds its weight in canonical form (NaN scales, or K or an option rules the prepacked one out)"
+    return form == WeightForm::prepacked ? "the layer holds its weight in canonical form (NaN scales, or K or an "
+                                           "option rules the prepacked one out)"
                                          : "the layer holds its weight prepacked";
 }
 
@@ -76,8 +78,7 @@ std::string gemv_tensor_core_can_run(const PlanQuery& q, const DeviceSpec& d, co
     return first_unmet([&] { return needs_cuda(d, PathId::gemv_tensor_core); }, [&] { return needs_sm(d, 80); },
                        [&] { return std::string(o.gemv_tensor_core ? "" : "FP4LINEAR_GEMV_TENSOR_CORE=0"); },
                        [&] { return needs_16_bit_x(q); }, [&] { return needs_m_at_most(q, gemv_tensor_core_max_m); },
-                       [&] { return needs_block_16(q); },
-                       [&] { return needs_multiple("K", q.k, prepacked_k); },
+                       [&] { return needs_block_16(q); }, [&] { return needs_multiple("K", q.k, prepacked_k); },
                        [&] { return needs_form(q, WeightForm::prepacked); });
 }
 
@@ -193,8 +194,7 @@ Plan make_plan(const PlanQuery& q, const DeviceSpec& device, const Options& opti
             plan.found = true;
             plan.path = p.id;
             if (p.id == PathId::gemv_scalar)
-                plan.rows_per_block =
-                    gemv_scalar_rows_per_block(q.m, q.n, device.sm_count, options.gemv_row_tiling);
+                plan.rows_per_block = gemv_scalar_rows_per_block(q.m, q.n, device.sm_count, options.gemv_row_tiling);
             return plan;
         }
         plan.rejected.push_back({p.id, std::move(unmet)});
@@ -218,8 +218,8 @@ PathId choose_path(const PlanQuery& q, const DeviceSpec& device, const Options& 
 }
 
 std::string describe(const Plan& plan, const PlanQuery& q) {
-    std::string text = "M = " + number(q.m) + ", N = " + number(q.n) + ", K = " + number(q.k) + ", " +
-                       name_of(q.dtype) + ": ";
+    std::string text =
+        "M = " + number(q.m) + ", N = " + number(q.n) + ", K = " + number(q.k) + ", " + name_of(q.dtype) + ": ";
     if (plan.empty) return text + "nothing to compute";
     text += plan.found ? std::string(plan.name()) : std::string("no path can run");
     if (plan.rows_per_block > 1) text += " (" + number(plan.rows_per_block) + " rows share a weight load)";

@@ -39,11 +39,11 @@ enum class WeightForm : std::uint8_t {
 struct DeviceSpec {
     DeviceKind kind = DeviceKind::cpu;
     int index = 0;
-    int sm = 0;              // compute capability, 90 for 9.0; 0 on the CPU
+    int sm = 0;  // compute capability, 90 for 9.0; 0 on the CPU
     int sm_count = 0;
-    std::uint32_t kernels = 0;  // path_bit of every path that this build has a kernel of for the device
-    bool cublaslt = false;      // the library was found
-    std::string cublaslt_reason;  // where it was not: why
+    std::uint32_t kernels = 0;         // path_bit of every path that this build has a kernel of for the device
+    bool cublaslt = false;             // the library was found
+    std::string cublaslt_reason;       // where it was not: why
     std::int64_t cpu_gemv_max_m = 16;  // crossover of the CPU paths (cpu::gemv_max_m)
 };
 
@@ -65,7 +65,7 @@ struct Path {
 std::span<const Path> ladder();
 const Path* find_path(std::string_view name);  // null for an unknown name
 std::string_view name_of(PathId id);
-std::string path_names();                      // "cpu_gemv, cpu_gemm, ..." for messages
+std::string path_names();  // "cpu_gemv, cpu_gemm, ..." for messages
 
 struct Rejection {
     PathId path;

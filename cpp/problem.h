@@ -11,10 +11,10 @@ struct Problem {
     std::int64_t n = 0;  // out_features
     std::int64_t k = 0;  // in_features
     int block_size = 16;
-    DType dtype = DType::float16;     // of x and of y
-    const void* x = nullptr;          // rows are contiguous along k
-    std::int64_t x_row_stride = 0;    // elements from a row of x to the next (0 repeats one row)
-    void* y = nullptr;                // [m, n], C-contiguous
+    DType dtype = DType::float16;   // of x and of y
+    const void* x = nullptr;        // rows are contiguous along k
+    std::int64_t x_row_stride = 0;  // elements from a row of x to the next (0 repeats one row)
+    void* y = nullptr;              // [m, n], C-contiguous
 };
 
 constexpr std::int64_t blocks_per_row(std::int64_t k, int block_size) { return (k + block_size - 1) / block_size; }

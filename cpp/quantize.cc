@@ -18,7 +18,8 @@ constexpr float greatest_e4m3 = 448.0f;
 constexpr float greatest_e4m3_four_over_six = 256.0f;  // 256 * 6/4 = 384 is an E4M3 value; 448 * 6/4 is beyond it
 
 // The E4M3 codes of positive finite values are in order, so a search over scales is one over bytes. Halving or doubling
-// a scale moves its code by 8, one exponent step: no better scale of a block lies further from the max-abs one than that.
+// a scale moves its code by 8, one exponent step: no better scale of a block lies further from the max-abs one than
+// that.
 constexpr int search_codes = 8;
 
 struct Coded {
@@ -26,8 +27,8 @@ struct Coded {
     double squared_error;
 };
 
-// The nearest code of each value, ties to even. The codes are counted up over the midpoints between them, and the values
-// over the gaps, so that the loop has no branch and no table: the mse search runs it 17 times a block.
+// The nearest code of each value, ties to even. The codes are counted up over the midpoints between them, and the
+// values over the gaps, so that the loop has no branch and no table: the mse search runs it 17 times a block.
 Coded encode(const float* w, int count, std::uint8_t scale_byte, float scale2) {
     Coded result{};
     // In fp64 the product and the quotient are as good as exact, so each code is the nearest one.
@@ -36,7 +37,8 @@ Coded encode(const float* w, int count, std::uint8_t scale_byte, float scale2) {
     for (int i = 0; i < count; ++i) {
         const double quotient = w[i] * inverse;
         const double q = std::fabs(quotient);
-        const int above_quarter = q > 0.25, above_three_quarters = q >= 0.75, above_5_4 = q > 1.25, above_7_4 = q >= 1.75;
+        const int above_quarter = q > 0.25, above_three_quarters = q >= 0.75, above_5_4 = q > 1.25,
+                  above_7_4 = q >= 1.75;
         const int above_5_2 = q > 2.5, above_7_2 = q >= 3.5, above_5 = q > 5.0;
         const int small = above_quarter + above_three_quarters + above_5_4 + above_7_4;
         const double magnitude = 0.5 * small + (above_5_2 + above_7_2) + 2.0 * above_5;
@@ -49,7 +51,8 @@ Coded encode(const float* w, int count, std::uint8_t scale_byte, float scale2) {
 }
 
 std::uint8_t scale_for(float amax, float greatest_code, float scale2) {
-    return e4m3_from_float(static_cast<float>(static_cast<double>(amax) / (static_cast<double>(greatest_code) * std::fabs(scale2))));
+    return e4m3_from_float(
+        static_cast<float>(static_cast<double>(amax) / (static_cast<double>(greatest_code) * std::fabs(scale2))));
 }
 
 struct Block {

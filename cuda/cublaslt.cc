@@ -47,7 +47,8 @@ struct Library {
     int (*preference_create)(Preference*) = nullptr;
     int (*preference_destroy)(Preference) = nullptr;
     int (*preference_set)(Preference, int attribute, const void* value, std::size_t bytes) = nullptr;
-    int (*heuristic)(Handle, Descriptor, Layout, Layout, Layout, Layout, Preference, int, HeuristicResult*, int*) = nullptr;
+    int (*heuristic)(Handle, Descriptor, Layout, Layout, Layout, Layout, Preference, int, HeuristicResult*,
+                     int*) = nullptr;
     int (*matmul)(Handle, Descriptor, const void* alpha, const void* a, Layout, const void* b, Layout, const void* beta,
                   const void* c, Layout, void* d, Layout, const Algorithm*, void* workspace, std::size_t,
                   cudaStream_t) = nullptr;
@@ -61,7 +62,8 @@ bool load(void* library, const char* name, Function& function) {
 }
 
 bool load_all(void* library, Library& l) {
-    return load(library, "cublasLtCreate", l.create) && load(library, "cublasLtMatmulDescCreate", l.descriptor_create) &&
+    return load(library, "cublasLtCreate", l.create) &&
+           load(library, "cublasLtMatmulDescCreate", l.descriptor_create) &&
            load(library, "cublasLtMatmulDescDestroy", l.descriptor_destroy) &&
            load(library, "cublasLtMatmulDescSetAttribute", l.descriptor_set) &&
            load(library, "cublasLtMatrixLayoutCreate", l.layout_create) &&
@@ -100,7 +102,8 @@ Opened& opened() {
 const Library& library() { return opened().library; }
 
 void check(int status, const char* call) {
-    if (status != status_success) throw std::runtime_error(std::string(call) + " failed: cublasStatus " + std::to_string(status));
+    if (status != status_success)
+        throw std::runtime_error(std::string(call) + " failed: cublasStatus " + std::to_string(status));
 }
 
 int type_of(DType t) { return t == DType::float16 ? type_16f : t == DType::bfloat16 ? type_16bf : type_32f; }
@@ -128,15 +131,16 @@ struct Prepared {
     HeuristicResult chosen{};
 };
 
-using Key = std::tuple<int, std::int64_t, std::int64_t, std::int64_t, int, int, std::int64_t, std::int64_t, std::int64_t,
-                       bool, std::uintptr_t>;
+using Key = std::tuple<int, std::int64_t, std::int64_t, std::int64_t, int, int, std::int64_t, std::int64_t,
+                       std::int64_t, bool, std::uintptr_t>;
 
 Prepared prepare(const Matmul& m, std::size_t workspace_bytes) {
     const Library& l = library();
     Prepared p;
     p.handle = handle_of_device();
     check(l.descriptor_create(&p.descriptor, compute_32f, type_32f), "cublasLtMatmulDescCreate");
-    check(l.descriptor_set(p.descriptor, desc_transa, &operation_t, sizeof operation_t), "cublasLtMatmulDescSetAttribute");
+    check(l.descriptor_set(p.descriptor, desc_transa, &operation_t, sizeof operation_t),
+          "cublasLtMatmulDescSetAttribute");
     if (m.bias != nullptr)
         check(l.descriptor_set(p.descriptor, desc_epilogue, &epilogue_bias, sizeof epilogue_bias),
               "cublasLtMatmulDescSetAttribute");
@@ -148,8 +152,8 @@ Prepared prepare(const Matmul& m, std::size_t workspace_bytes) {
     check(l.preference_create(&preference), "cublasLtMatmulPreferenceCreate");
     check(l.preference_set(preference, preference_max_workspace_bytes, &workspace_bytes, sizeof workspace_bytes),
           "cublasLtMatmulPreferenceSetAttribute");
-    // Split-K may add its parts only in fp32 and in scratch: in the output's type it would round (and, in fp16, overflow) once
-    // a part, and in place it would add in any order.
+    // Split-K may add its parts only in fp32 and in scratch: in the output's type it would round (and, in fp16,
+    // overflow) once a part, and in place it would add in any order.
     check(l.preference_set(preference, preference_reduction_scheme_mask, &reduction_in_compute_type,
                            sizeof reduction_in_compute_type),
           "cublasLtMatmulPreferenceSetAttribute");
@@ -162,15 +166,15 @@ Prepared prepare(const Matmul& m, std::size_t workspace_bytes) {
         const auto address = reinterpret_cast<std::uintptr_t>(each.pointer);
         std::uint32_t bytes = 256;
         while (address % bytes != 0) bytes /= 2;
-        check(l.preference_set(preference, each.attribute, &bytes, sizeof bytes), "cublasLtMatmulPreferenceSetAttribute");
+        check(l.preference_set(preference, each.attribute, &bytes, sizeof bytes),
+              "cublasLtMatmulPreferenceSetAttribute");
     }
     int count = 0;
-    const int status =
-        l.heuristic(p.handle, p.descriptor, p.a, p.b, p.d, p.d, preference, 1, &p.chosen, &count);
+    const int status = l.heuristic(p.handle, p.descriptor, p.a, p.b, p.d, p.d, preference, 1, &p.chosen, &count);
     l.preference_destroy(preference);
     if (status != status_success || count == 0)
-        throw std::runtime_error("cublasLtMatmulAlgoGetHeuristic found no kernel for M = " + std::to_string(m.m) + ", N = " +
-                                 std::to_string(m.n) + ", K = " + std::to_string(m.k) + " (cublasStatus " +
+        throw std::runtime_error("cublasLtMatmulAlgoGetHeuristic found no kernel for M = " + std::to_string(m.m) +
+                                 ", N = " + std::to_string(m.n) + ", K = " + std::to_string(m.k) + " (cublasStatus " +
                                  std::to_string(status) + ")");
     return p;
 }
@@ -208,8 +212,17 @@ void matmul(const Matmul& m) {
     const Library& l = library();
     int device = 0;
     cudaGetDevice(&device);
-    const Key key{device, m.m, m.n, m.k, static_cast<int>(m.in), static_cast<int>(m.out), m.ldx, m.ldw, m.ldd,
-                  m.bias != nullptr, alignment_key(m)};
+    const Key key{device,
+                  m.m,
+                  m.n,
+                  m.k,
+                  static_cast<int>(m.in),
+                  static_cast<int>(m.out),
+                  m.ldx,
+                  m.ldw,
+                  m.ldd,
+                  m.bias != nullptr,
+                  alignment_key(m)};
     // Held until the call is enqueued, since the descriptor carries its bias pointer.
     const std::lock_guard lock(calls_mutex());
     auto found = prepared->find(key);
@@ -225,7 +238,8 @@ void matmul(const Matmul& m) {
     }
     const Prepared& p = found->second;
     if (m.bias != nullptr)
-        check(l.descriptor_set(p.descriptor, desc_bias_pointer, &m.bias, sizeof m.bias), "cublasLtMatmulDescSetAttribute");
+        check(l.descriptor_set(p.descriptor, desc_bias_pointer, &m.bias, sizeof m.bias),
+              "cublasLtMatmulDescSetAttribute");
     const float beta = 0.0f;
     check(l.matmul(p.handle, p.descriptor, &m.alpha, m.w, p.a, m.x, p.b, &beta, m.d, p.d, m.d, p.d, &p.chosen.algorithm,
                    m.workspace, p.chosen.workspace_bytes, m.stream),

@@ -20,19 +20,22 @@ namespace {
 
 constexpr int epilogue_threads = 256;
 
-// One chunk of the dequantised weight and, where sums are needed, of those. 64 MiB is the bound that the product promises; at
-// K = 4096 it holds 8192 rows, which is enough tiles to fill any GPU.
+// One chunk of the dequantised weight and, where sums are needed, of those. 64 MiB is the bound that the product
+// promises; at K = 4096 it holds 8192 rows, which is enough tiles to fill any GPU.
 constexpr std::size_t scratch_bytes = std::size_t{64} << 20;
 // What cuBLAS documents as its workspace on Hopper; a smaller one costs it its split-K kernels.
 constexpr std::size_t cublas_bytes = std::size_t{32} << 20;
 
 template <class T>
 __device__ T round_to(float value) {
-    if constexpr (std::is_same_v<T, __half>) return __float2half_rn(value);
-    else return __float2bfloat16_rn(value);
+    if constexpr (std::is_same_v<T, __half>)
+        return __float2half_rn(value);
+    else
+        return __float2bfloat16_rn(value);
 }
 
-// sums [m, n] fp32, C-contiguous; y [m, n] with its own row stride. Blocks walk rows, threads columns: N and M unbounded.
+// sums [m, n] fp32, C-contiguous; y [m, n] with its own row stride. Blocks walk rows, threads columns: N and M
+// unbounded.
 template <class T>
 __global__ void scale_and_round(const float* __restrict__ sums, std::int64_t m, std::int64_t n, float scale2,
                                 const float* __restrict__ scale2_rows, const float* __restrict__ bias,
@@ -52,8 +55,8 @@ void launch_scale_and_round(const float* sums, std::int64_t m, std::int64_t n, f
                             const float* bias, void* y, std::int64_t y_row_stride, cudaStream_t stream) {
     const dim3 grid(static_cast<unsigned>(std::min<std::int64_t>((n + epilogue_threads - 1) / epilogue_threads, 65535)),
                     static_cast<unsigned>(std::min<std::int64_t>(m, 65535)));
-    scale_and_round<T><<<grid, epilogue_threads, 0, stream>>>(sums, m, n, scale2, scale2_rows, bias,
-                                                              static_cast<T*>(y), y_row_stride);
+    scale_and_round<T><<<grid, epilogue_threads, 0, stream>>>(sums, m, n, scale2, scale2_rows, bias, static_cast<T*>(y),
+                                                              y_row_stride);
     FP4LINEAR_CUDA_CHECK(cudaGetLastError());
 }
 
@@ -83,7 +86,8 @@ void dequant_cublas(const DeviceWeight& w, const Problem& p, cudaStream_t stream
     constexpr std::int64_t row_step = 128;  // whole tiles of cuBLAS, and whole units of the prepacked weight
     std::int64_t rows = static_cast<std::int64_t>(weight_bytes) / row_bytes;
     if (rows >= row_step) rows -= rows % row_step;
-    if (rows < 16) throw std::runtime_error("dequant_cublas: K = " + std::to_string(p.k) + " does not fit into the scratch");
+    if (rows < 16)
+        throw std::runtime_error("dequant_cublas: K = " + std::to_string(p.k) + " does not fit into the scratch");
     // No more than the layer fills, so that small layers leave small scratch behind.
     const std::int64_t needed_rows = std::min(rows, p.n);
     const std::size_t taken = direct ? static_cast<std::size_t>(needed_rows * row_bytes) : scratch_bytes;
@@ -111,9 +115,8 @@ void dequant_cublas(const DeviceWeight& w, const Problem& p, cudaStream_t stream
             matmul.d = direct ? y : sums;
             matmul.ldd = direct ? p.n : count;
             matmul.alpha = direct ? w.scale2 : 1.0f;
-            matmul.bias = direct && w.bias() != nullptr
-                              ? static_cast<const char*>(w.exact_bias(p.dtype)) + first * 2
-                              : nullptr;
+            matmul.bias =
+                direct && w.bias() != nullptr ? static_cast<const char*>(w.exact_bias(p.dtype)) + first * 2 : nullptr;
             matmul.workspace = cublas;
             matmul.workspace_bytes = cublas_bytes;
             matmul.stream = stream;
@@ -121,7 +124,8 @@ void dequant_cublas(const DeviceWeight& w, const Problem& p, cudaStream_t stream
             if (direct) continue;
             const float* scale2_rows = w.per_row ? w.scale2_rows() + first : nullptr;
             const float* bias = w.bias() != nullptr ? w.bias() + first : nullptr;
-            const auto launch = p.dtype == DType::float16 ? launch_scale_and_round<__half> : launch_scale_and_round<__nv_bfloat16>;
+            const auto launch =
+                p.dtype == DType::float16 ? launch_scale_and_round<__half> : launch_scale_and_round<__nv_bfloat16>;
             launch(sums, matmul.m, count, w.scale2, scale2_rows, bias, y, p.n, stream);
         }
     }

@@ -14,10 +14,14 @@ class DeviceWeight final : public Weight {
     void canonical(std::uint8_t* b, std::uint8_t* scales) const override;
     [[nodiscard]] std::size_t nbytes() const override;
 
-    [[nodiscard]] const std::uint8_t* prepacked() const { return form == WeightForm::prepacked ? bytes(weight_) : nullptr; }
+    [[nodiscard]] const std::uint8_t* prepacked() const {
+        return form == WeightForm::prepacked ? bytes(weight_) : nullptr;
+    }
     [[nodiscard]] const std::uint8_t* b() const { return form == WeightForm::canonical ? bytes(weight_) : nullptr; }
     [[nodiscard]] const std::uint8_t* scales() const { return bytes(scales_); }
-    [[nodiscard]] const float* scale2_rows() const { return per_row ? static_cast<const float*>(scale2_.get()) : nullptr; }
+    [[nodiscard]] const float* scale2_rows() const {
+        return per_row ? static_cast<const float*>(scale2_.get()) : nullptr;
+    }
     [[nodiscard]] const float* bias() const { return static_cast<const float*>(bias_.get()); }
     // The bias in the type of y, where that holds every value exactly; otherwise null.
     [[nodiscard]] const void* exact_bias(DType dtype) const;
@@ -29,11 +33,13 @@ class DeviceWeight final : public Weight {
     const int block_size;
     const WeightForm form;
     const bool per_row;
-    const float scale2;  // where not per_row
+    const float scale2;              // where not per_row
     const std::size_t gemv_scratch;  // bytes of Scratch::gemv_partials
 
    private:
-    static const std::uint8_t* bytes(const DeviceBuffer& buffer) { return static_cast<const std::uint8_t*>(buffer.get()); }
+    static const std::uint8_t* bytes(const DeviceBuffer& buffer) {
+        return static_cast<const std::uint8_t*>(buffer.get());
+    }
 
     DeviceBuffer weight_;  // prepacked, or the canonical codes
     DeviceBuffer scales_;  // canonical scales; empty where prepacked

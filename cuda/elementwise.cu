@@ -42,14 +42,17 @@ __global__ void fill_kernel(T* y, const float* bias, std::int64_t elements, std:
     const std::int64_t step = std::int64_t{gridDim.x} * blockDim.x;
     for (std::int64_t i = std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < elements; i += step) {
         const float value = bias != nullptr ? bias[i % n] : 0.0f;
-        if constexpr (std::is_same_v<T, __half>) y[i] = __float2half_rn(value);
-        else y[i] = __float2bfloat16_rn(value);
+        if constexpr (std::is_same_v<T, __half>)
+            y[i] = __float2half_rn(value);
+        else
+            y[i] = __float2bfloat16_rn(value);
     }
 }
 
 }  // namespace
 
-void gather(void* to, const void* from, int ndim, const std::int64_t* shape, const std::int64_t* strides, void* stream) {
+void gather(void* to, const void* from, int ndim, const std::int64_t* shape, const std::int64_t* strides,
+            void* stream) {
     Axes axes;
     axes.count = ndim;
     std::int64_t elements = 1;

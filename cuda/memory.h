@@ -23,8 +23,8 @@ class DeviceGuard {
     int previous_ = 0;
 };
 
-// cudaMalloc and cudaFree are no stream work, so they may happen while this thread captures; the relaxed mode says that we
-// know. Without it a layer made or freed during a capture would invalidate it.
+// cudaMalloc and cudaFree are no stream work, so they may happen while this thread captures; the relaxed mode says that
+// we know. Without it a layer made or freed during a capture would invalidate it.
 class RelaxedCapture {
    public:
     RelaxedCapture() { cudaThreadExchangeStreamCaptureMode(&mode_); }

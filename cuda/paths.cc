@@ -47,7 +47,8 @@ GemvArguments gemv_arguments(const DeviceWeight& w, const Problem& p, void* part
 
 WeightForm choose_form(std::int64_t k, int block_size, bool has_nan_scales, int sm, const Options& options) {
     const bool wanted = sm >= tensor_core_sm && options.gemv_tensor_core && options.path != "gemv_scalar";
-    return wanted && !has_nan_scales && prepacked::supports(k, block_size) ? WeightForm::prepacked : WeightForm::canonical;
+    return wanted && !has_nan_scales && prepacked::supports(k, block_size) ? WeightForm::prepacked
+                                                                           : WeightForm::canonical;
 }
 
 namespace {
@@ -85,7 +86,8 @@ void run(PathId path, const Weight& weight, const Problem& problem, int rows_per
     switch (path) {
         case PathId::gemv_tensor_core:
             FP4LINEAR_CUDA_CHECK(gemv_tensor_core(gemv_arguments(
-                w, problem, w.gemv_scratch == 0 ? nullptr : scratch(Scratch::gemv_partials, w.gemv_scratch, s), stream)));
+                w, problem, w.gemv_scratch == 0 ? nullptr : scratch(Scratch::gemv_partials, w.gemv_scratch, s),
+                stream)));
             return;
         case PathId::gemv_scalar:
             FP4LINEAR_CUDA_CHECK(gemv_scalar(gemv_arguments(w, problem, nullptr, stream), rows_per_block));

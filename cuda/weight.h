@@ -15,8 +15,8 @@ namespace fp4linear::cuda {
 struct WeightArguments {
     std::int64_t n = 0, k = 0;
     int block_size = 16;
-    const std::uint8_t* b = nullptr;       // [n, k/2]
-    const std::uint8_t* scales = nullptr;  // [n, ceil(k/block_size)]
+    const std::uint8_t* b = nullptr;             // [n, k/2]
+    const std::uint8_t* scales = nullptr;        // [n, ceil(k/block_size)]
     const std::vector<float>* scale2 = nullptr;  // one, or n
     const std::vector<float>* bias = nullptr;    // none, or n
     int device = 0;

@@ -19,8 +19,8 @@ struct Block {
     void* memory = nullptr;
 };
 
-// Who may use a block: a stream (the per-thread default stream of a thread has the same handle in every thread), or a stream
-// of a capture.
+// Who may use a block: a stream (the per-thread default stream of a thread has the same handle in every thread), or a
+// stream of a capture.
 using Owner = std::tuple<int, cudaStream_t, std::thread::id, unsigned long long, Scratch>;
 
 struct Pool {

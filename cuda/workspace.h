@@ -1,5 +1,5 @@
-// Scratch memory of the paths that need some. Calls on one stream share it, in order; calls on different streams never do,
-// nor do two graphs, which may be replayed at the same time wherever they were captured.
+// Scratch memory of the paths that need some. Calls on one stream share it, in order; calls on different streams never
+// do, nor do two graphs, which may be replayed at the same time wherever they were captured.
 #pragma once
 #include <cuda_runtime_api.h>
 
@@ -14,9 +14,9 @@ enum class Scratch : std::uint8_t {
     gemv_partials,  // sums of K slices
 };
 
-// At least `bytes` for work that is put on the stream of the current device. Allocates on the first call of a stream or of a
-// capture and when a call needs more than any before; the memory of a stream is kept for ever, that of a capture goes to the
-// next one when its graph is destroyed.
+// At least `bytes` for work that is put on the stream of the current device. Allocates on the first call of a stream or
+// of a capture and when a call needs more than any before; the memory of a stream is kept for ever, that of a capture
+// goes to the next one when its graph is destroyed.
 void* scratch(Scratch purpose, std::size_t bytes, cudaStream_t stream);
 
 }  // namespace fp4linear::cuda

@@ -20,7 +20,7 @@ constexpr std::uint16_t half_from_float(float value) {
     const std::uint32_t bits = std::bit_cast<std::uint32_t>(value);
     const auto sign = static_cast<std::uint16_t>((bits >> 16) & 0x8000u);
     const std::uint32_t magnitude = bits & 0x7FFFFFFFu;
-    if (magnitude > 0x7F800000u) return static_cast<std::uint16_t>(sign | 0x7E00u);  // NaN
+    if (magnitude > 0x7F800000u) return static_cast<std::uint16_t>(sign | 0x7E00u);   // NaN
     if (magnitude >= 0x477FF000u) return static_cast<std::uint16_t>(sign | 0x7C00u);  // >= 65520
     if (magnitude < 0x38800000u) {  // below 2^-14: the result is subnormal or the least normal
         // Adding 0.5 puts the ulp of the sum at 2^-24, the spacing of fp16 subnormals, so the
@@ -32,9 +32,7 @@ constexpr std::uint16_t half_from_float(float value) {
     return static_cast<std::uint16_t>(sign | ((rounded - 0x38000000u) >> 13));
 }
 
-constexpr float float_from_bfloat(std::uint16_t b) {
-    return std::bit_cast<float>(static_cast<std::uint32_t>(b) << 16);
-}
+constexpr float float_from_bfloat(std::uint16_t b) { return std::bit_cast<float>(static_cast<std::uint32_t>(b) << 16); }
 
 constexpr std::uint16_t bfloat_from_float(float value) {
     const std::uint32_t bits = std::bit_cast<std::uint32_t>(value);

@@ -124,7 +124,8 @@ constexpr NamedElement named_elements[] = {
     {"float4_e2m1fn", Element::float4_e2m1fn, 1},
 };
 
-// NumPy's own types are singletons, so most arrays are known by the address of their dtype; its name is a Python property.
+// NumPy's own types are singletons, so most arrays are known by the address of their dtype; its name is a Python
+// property.
 const NamedElement* element_of(nb::handle dtype) {
     static const auto* known = [] {
         auto* list = new std::vector<std::pair<nb::object, const NamedElement*>>;
@@ -162,7 +163,8 @@ Array from_numpy(nb::handle object, const char* argument) {
     a.read_only = nb::cast<bool>(data[1]);
     nb::tuple shape = nb::cast<nb::tuple>(interface["shape"]);
     if (nb::len(shape) > max_ndim)
-        raise(PyExc_ValueError, std::string(argument) + ": at most 8 dimensions, got " + std::to_string(nb::len(shape)));
+        raise(PyExc_ValueError,
+              std::string(argument) + ": at most 8 dimensions, got " + std::to_string(nb::len(shape)));
     a.ndim = static_cast<int>(nb::len(shape));
     nb::object strides = interface["strides"];  // None: C-contiguous
     std::int64_t next = a.item_size;
@@ -230,9 +232,9 @@ void describe_dtype(Array& a, const dlpack::DataType& t) {
             return;
         }
     }
-    const char* kind = t.code == dlpack::code_int    ? "int"
-                       : t.code == dlpack::code_uint ? "uint"
-                       : t.code == dlpack::code_float ? "float"
+    const char* kind = t.code == dlpack::code_int       ? "int"
+                       : t.code == dlpack::code_uint    ? "uint"
+                       : t.code == dlpack::code_float   ? "float"
                        : t.code == dlpack::code_complex ? "complex"
                                                         : "DLPack type code ";
     a.dtype = kind + (kind[std::strlen(kind) - 1] == ' ' ? std::to_string(t.code) + ", bits " : std::string()) +
@@ -309,9 +311,7 @@ dlpack::Device dlpack_device(nb::handle object) {
 }
 
 // The array API's number of a CUDA stream: 1 is the legacy default stream, 2 the per-thread one.
-std::uintptr_t stream_number(void* stream) {
-    return stream == nullptr ? 1 : reinterpret_cast<std::uintptr_t>(stream);
-}
+std::uintptr_t stream_number(void* stream) { return stream == nullptr ? 1 : reinterpret_cast<std::uintptr_t>(stream); }
 
 Array from_dlpack(nb::handle object, const char* argument, const Place& place, void* stream) {
     nb::object export_method = object.attr("__dlpack__");
@@ -378,8 +378,9 @@ Array from_torch(nb::handle object, const char* argument, Gradient gradient, con
     if (requires_grad.is_true_of(tensor)) {
         const bool recording = nb::cast<bool>(torch_tensor().module().attr("is_grad_enabled")());
         if (gradient == Gradient::refuse || (gradient == Gradient::refuse_if_recording && recording))
-            raise(PyExc_ValueError, name + " requires grad, and this call records none: call it under torch.no_grad(), or pass " +
-                                        name + ".detach()");
+            raise(PyExc_ValueError,
+                  name + " requires grad, and this call records none: call it under torch.no_grad(), or pass " + name +
+                      ".detach()");
         tensor = tensor.attr("detach")();
     }
     if (nb::object((*is_neg)(tensor)).ptr() == Py_True) {
@@ -405,7 +406,8 @@ Array from_torch(nb::handle object, const char* argument, Gradient gradient, con
 
 Array from_jax(nb::handle object, const char* argument, const Place& place, void* stream) {
     if (nb::isinstance(object, jax_array().module().attr("core").attr("Tracer")))
-        raise(PyExc_TypeError, std::string(argument) + ": a traced JAX value has no data; call the layer outside of jit");
+        raise(PyExc_TypeError,
+              std::string(argument) + ": a traced JAX value has no data; call the layer outside of jit");
     // JAX's 4-bit arrays are unpacked in host memory, one code a byte, which their DLPack type does not say.
     const auto dtype = nb::cast<std::string>(nb::str(object.attr("dtype").attr("name")));
     Array a;
@@ -420,9 +422,7 @@ Array from_jax(nb::handle object, const char* argument, const Place& place, void
     return a;
 }
 
-bool has_namespace(const nb::object& object) {
-    return object.is_valid() && nb::hasattr(object, "__array_namespace__");
-}
+bool has_namespace(const nb::object& object) { return object.is_valid() && nb::hasattr(object, "__array_namespace__"); }
 
 }  // namespace
 
@@ -536,7 +536,8 @@ nb::object on_host(nb::handle object) {
     if (torch_tensor().is_instance(object)) return object.attr("detach")().attr("cpu")();
     if (cupy_array().is_instance(object)) return object.attr("get")();
     if (jax_array().is_instance(object)) return numpy().attr("asarray")(object);
-    raise(PyExc_TypeError, "expected an array of torch, CuPy, JAX or NumPy, got " + qualified_name(object) + " on a GPU");
+    raise(PyExc_TypeError,
+          "expected an array of torch, CuPy, JAX or NumPy, got " + qualified_name(object) + " on a GPU");
 }
 
 std::optional<void*> current_stream(nb::handle object, const Place& place) {
@@ -585,8 +586,9 @@ nb::tuple extents_of(const std::vector<std::int64_t>& shape) {
 nb::object torch_empty(const std::vector<std::int64_t>& shape, const Array& like, const Place& place, void** data) {
     const dlpack::ExchangeApi* api = torch_exchange();
     if (api == nullptr) {
-        nb::object y = torch_tensor().module().attr("empty")(
-            extents_of(shape), nb::arg("dtype") = like.source.attr("dtype"), nb::arg("device") = like.source.attr("device"));
+        nb::object y =
+            torch_tensor().module().attr("empty")(extents_of(shape), nb::arg("dtype") = like.source.attr("dtype"),
+                                                  nb::arg("device") = like.source.attr("device"));
         *data = reinterpret_cast<void*>(nb::cast<std::uintptr_t>(y.attr("data_ptr")()));
         return y;
     }
@@ -651,10 +653,10 @@ void Output::make_host(const Array& like, const std::vector<std::int64_t>& shape
     }
     auto* storage = new std::uint8_t[bytes == 0 ? 1 : bytes];
     nb::capsule owner(storage, [](void* p) noexcept { delete[] static_cast<std::uint8_t*>(p); });
-    const nb::dlpack::dtype dtype = like.element == Element::bfloat16
-                                        ? nb::dlpack::dtype{dlpack::code_bfloat, 16, 1}
-                                        : nb::dlpack::dtype{dlpack::code_float,
-                                                            static_cast<std::uint8_t>(8 * like.item_size), 1};
+    const nb::dlpack::dtype dtype =
+        like.element == Element::bfloat16
+            ? nb::dlpack::dtype{dlpack::code_bfloat, 16, 1}
+            : nb::dlpack::dtype{dlpack::code_float, static_cast<std::uint8_t>(8 * like.item_size), 1};
     array_ = nb::cast(nb::ndarray<nb::array_api>(storage, sizes.size(), sizes.data(), owner, nullptr, dtype));
     data_ = storage;
 }

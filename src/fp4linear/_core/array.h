@@ -74,9 +74,10 @@ std::string shape_text(const std::int64_t* shape, int ndim);
 // What gradient-tracking tensors are worth: x must not lose its graph silently, a weight's bytes have none.
 enum class Gradient : std::uint8_t { refuse_if_recording, ignore, refuse };
 
-// Imports a NumPy array or any DLPack producer (or a capsule) at a place. On a GPU the array is safe to read on `stream`
-// from now on: torch's and CuPy's where that is their current stream, others because DLPack orders them. Throws TypeError
-// for what is no array, ValueError for another device, BufferError for what DLPack forbids, each naming `argument`.
+// Imports a NumPy array or any DLPack producer (or a capsule) at a place. On a GPU the array is safe to read on
+// `stream` from now on: torch's and CuPy's where that is their current stream, others because DLPack orders them.
+// Throws TypeError for what is no array, ValueError for another device, BufferError for what DLPack forbids, each
+// naming `argument`.
 Array import_array(nb::handle object, const char* argument, Gradient gradient, const Place& place = {},
                    void* stream = nullptr);
 
@@ -100,14 +101,14 @@ class Output {
     void make_host(const Array& like, const std::vector<std::int64_t>& shape);
     void make_device(const Array& like, const std::vector<std::int64_t>& shape, const Place& place, void* stream);
 
-    nb::object array_;   // the array itself, or what it is made from
+    nb::object array_;  // the array itself, or what it is made from
     nb::object like_;
     Library library_;
     Place place_;
     void* data_ = nullptr;
 };
 
-nb::object numpy();                                                            // the module
+nb::object numpy();                                                                 // the module
 nb::object numpy_empty(const std::vector<std::int64_t>& shape, const char* dtype);  // C-contiguous
 void* numpy_data(nb::handle array);
 

@@ -99,8 +99,8 @@ nb::object to_dlpack(const DeviceArray& array, std::optional<std::int64_t> strea
         cuda::order(array.memory->stream, consumer);
         array.memory->consumers.push_back(consumer);
     }
-    const bool versioned =
-        !max_version.is_none() && nb::cast<int>(nb::cast<nb::tuple>(max_version)[0]) >= static_cast<int>(dlpack::supported_major);
+    const bool versioned = !max_version.is_none() && nb::cast<int>(nb::cast<nb::tuple>(max_version)[0]) >=
+                                                         static_cast<int>(dlpack::supported_major);
     if (!versioned) return make_capsule(make_export<dlpack::ManagedTensor>(array), "dltensor");
     auto* managed = make_export<dlpack::ManagedTensorVersioned>(array);
     managed->version = {dlpack::supported_major, 1};
@@ -129,14 +129,18 @@ nb::object make_device_array(const std::vector<std::int64_t>& shape, bool bfloat
 void bind_device_array(nb::module_& m) {
     nb::class_<DeviceArray>(m, "DeviceArray",
                             "A result on a GPU for callers whose library has no from_dlpack(): a DLPack producer.")
-        .def_prop_ro("shape", [](const DeviceArray& a) {
-            nb::list list;
-            for (const std::int64_t extent : a.shape) list.append(extent);
-            return nb::tuple(list);
-        }, nb::sig("def shape(self) -> tuple[int, ...]"))
-        .def("__dlpack_device__",
-             [](const DeviceArray& a) { return nb::make_tuple(static_cast<int>(dlpack::cuda), a.memory->device); },
-             nb::sig("def __dlpack_device__(self) -> tuple[int, int]"))
+        .def_prop_ro(
+            "shape",
+            [](const DeviceArray& a) {
+                nb::list list;
+                for (const std::int64_t extent : a.shape) list.append(extent);
+                return nb::tuple(list);
+            },
+            nb::sig("def shape(self) -> tuple[int, ...]"))
+        .def(
+            "__dlpack_device__",
+            [](const DeviceArray& a) { return nb::make_tuple(static_cast<int>(dlpack::cuda), a.memory->device); },
+            nb::sig("def __dlpack_device__(self) -> tuple[int, int]"))
         .def("__dlpack__", to_dlpack, nb::kw_only(), nb::arg("stream").none() = nb::none(),
              nb::arg("max_version").none() = nb::none(), nb::arg("dl_device").none() = nb::none(),
              nb::arg("copy").none() = nb::none(),

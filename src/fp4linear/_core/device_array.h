@@ -1,4 +1,5 @@
-// A result on a GPU that no array library allocated: a DLPack producer that orders its consumer's stream behind the work.
+// A result on a GPU that no array library allocated: a DLPack producer that orders its consumer's stream behind the
+// work.
 #pragma once
 #include <nanobind/nanobind.h>
 

@@ -44,8 +44,7 @@ FloatMatrix import_matrix(nb::handle object, const char* argument) {
     const Element e = m.array.element;
     if (e != Element::float16 && e != Element::bfloat16 && e != Element::float32 && e != Element::float64)
         type_error(std::string(argument) + ": expected a float array, got " + m.array.dtype);
-    if (m.array.ndim != 2)
-        value_error(std::string(argument) + ": expected shape [N, K], got " + m.array.shape_text());
+    if (m.array.ndim != 2) value_error(std::string(argument) + ": expected shape [N, K], got " + m.array.shape_text());
     nb::object np = numpy();
     nb::object as_numpy = m.array.library == Library::numpy ? host : np.attr("from_dlpack")(host);
     m.converted = np.attr("ascontiguousarray")(as_numpy, np.attr("float32"));
@@ -148,7 +147,8 @@ DeviceSpec parse_device_spec(const std::string& text) {
 nb::object plan_for(std::int64_t n, std::int64_t k, std::int64_t m, const std::string& dtype, int block_size,
                     const std::string& device, int sm_count, const std::string& path, bool native,
                     bool gemv_tensor_core, bool gemv_row_tiling, std::int64_t gemv_max_m, bool batch_invariant,
-                    bool cublaslt, std::int64_t cpu_gemv_max_m, const std::optional<std::vector<std::string>>& kernels) {
+                    bool cublaslt, std::int64_t cpu_gemv_max_m,
+                    const std::optional<std::vector<std::string>>& kernels) {
     DeviceSpec spec = parse_device_spec(device);
     spec.sm_count = sm_count;
     spec.cublaslt = cublaslt;
@@ -225,7 +225,8 @@ nb::object cuda_dequantize(nb::handle b, nb::handle scales, double scale2, int b
     const Array codes = import_array(b, "b", Gradient::ignore);
     ScaleMatrix s;
     import_scales(s, scales);
-    if (codes.element != Element::uint8 || codes.ndim != 2 || s.array.ndim != 2) value_error("b, scales: expected 2-D uint8");
+    if (codes.element != Element::uint8 || codes.ndim != 2 || s.array.ndim != 2)
+        value_error("b, scales: expected 2-D uint8");
     const std::int64_t n = codes.shape[0], k = 2 * codes.shape[1];
     if (block_size < 1 || s.array.shape[0] != n || s.array.shape[1] != blocks_per_row(k, block_size))
         value_error("scales: got shape " + s.array.shape_text() + " for b of shape " + codes.shape_text());
@@ -254,7 +255,8 @@ std::string cuda_unavailable_reason() {
 void bind_functions(nb::module_& m) {
     m.def("quantize", quantize_matrix, nb::arg("w"), nb::arg("method"), nb::arg("scale2").none(),
           nb::sig("def quantize(w: typing.Any, method: str, scale2: float | None) -> "
-                  "tuple[numpy.typing.NDArray[numpy.uint8], numpy.typing.NDArray[numpy.uint8], numpy.typing.NDArray[numpy.float32]]"),
+                  "tuple[numpy.typing.NDArray[numpy.uint8], numpy.typing.NDArray[numpy.uint8], "
+                  "numpy.typing.NDArray[numpy.float32]]"),
           "(b, scales, scale2) of a float matrix [N, K].");
     m.def("swizzle_scales", swizzle_scales, nb::arg("scales"),
           nb::sig("def swizzle_scales(scales: typing.Any) -> numpy.typing.NDArray[numpy.uint8]"),
@@ -267,10 +269,11 @@ void bind_functions(nb::module_& m) {
           nb::arg("native") = false, nb::arg("gemv_tensor_core") = true, nb::arg("gemv_row_tiling") = true,
           nb::arg("gemv_max_m") = -1, nb::arg("batch_invariant") = false, nb::arg("cublaslt") = true,
           nb::arg("cpu_gemv_max_m") = 16, nb::arg("kernels").none() = nb::none(),
-          nb::sig("def plan(n: int, k: int, m: int, *, dtype: str = 'bfloat16', block_size: int = 16, device: str = 'cpu', "
-                  "sm_count: int = 132, path: str = 'auto', native: bool = False, gemv_tensor_core: bool = True, "
-                  "gemv_row_tiling: bool = True, gemv_max_m: int = -1, batch_invariant: bool = False, "
-                  "cublaslt: bool = True, cpu_gemv_max_m: int = 16, kernels: typing.Sequence[str] | None = None) -> Plan"),
+          nb::sig(
+              "def plan(n: int, k: int, m: int, *, dtype: str = 'bfloat16', block_size: int = 16, device: str = 'cpu', "
+              "sm_count: int = 132, path: str = 'auto', native: bool = False, gemv_tensor_core: bool = True, "
+              "gemv_row_tiling: bool = True, gemv_max_m: int = -1, batch_invariant: bool = False, "
+              "cublaslt: bool = True, cpu_gemv_max_m: int = 16, kernels: typing.Sequence[str] | None = None) -> Plan"),
           "The plan of a call on any device ('cpu', or 'sm90' and the like), here or not, in a build that holds the "
           "kernels of the named paths (None: of all).");
     m.def("isas", isas, nb::sig("def isas() -> list[dict[str, typing.Any]]"),
@@ -288,8 +291,9 @@ void bind_functions(nb::module_& m) {
         nb::arg("bytes"), nb::arg("threads"), nb::arg("repeats"),
         "Bytes a second that the threads read from a buffer of this size: the median of the repeats.");
     m.def("default_threads", [] { return cpu::default_threads(); }, "Threads of a CPU call that asks for none.");
-    m.def("last_isa", [] { return std::string(cpu::last_isa_run()); },
-          "The instruction set whose kernel the calling thread's last CPU call ran, said by the kernel itself.");
+    m.def(
+        "last_isa", [] { return std::string(cpu::last_isa_run()); },
+        "The instruction set whose kernel the calling thread's last CPU call ran, said by the kernel itself.");
     m.def("cuda_dequantize", cuda_dequantize, nb::arg("b"), nb::arg("scales"), nb::arg("scale2"),
           nb::arg("block_size") = 16, nb::arg("device") = 0,
           nb::sig("def cuda_dequantize(b: typing.Any, scales: typing.Any, scale2: float, block_size: int = 16, "

@@ -167,8 +167,7 @@ std::vector<float> import_scale2(nb::handle object, std::int64_t n) {
             type_error(std::string(expected) + nb::cast<std::string>(nb::str(object.type().attr("__name__"))));
         return {scalar_scale2(object)};
     }
-    if (PyUnicode_Check(p) || object.is_none())
-        type_error(std::string(expected) + (object.is_none() ? "None" : "str"));
+    if (PyUnicode_Check(p) || object.is_none()) type_error(std::string(expected) + (object.is_none() ? "None" : "str"));
     const Array a = import_array(on_host(object), "scale2", Gradient::ignore);
     if (!is_float(a.element)) type_error(std::string(expected) + a.dtype);
     const bool scalar = a.size() == 1 && a.ndim <= 1;
@@ -390,8 +389,9 @@ class StreamMemory {
     void* data_ = nullptr;
 };
 
-// Arrays that the stream still reads though their owner may free them at once: torch and CuPy reuse memory in the order of the
-// stream that it was used on, others do not know this stream. They are let go by a later call, which holds the GIL.
+// Arrays that the stream still reads though their owner may free them at once: torch and CuPy reuse memory in the order
+// of the stream that it was used on, others do not know this stream. They are let go by a later call, which holds the
+// GIL.
 class Retired {
    public:
     static void keep_until_reached(Array&& array, void* stream) {
@@ -483,8 +483,8 @@ nb::object bias_array(const Linear& linear) {
 nb::tuple canonical(const Layer& layer) {
     const Linear& linear = *layer.linear;
     nb::object b = numpy_empty({linear.out_features(), linear.in_features() / 2}, "uint8");
-    nb::object scales = numpy_empty(
-        {linear.out_features(), blocks_per_row(linear.in_features(), linear.block_size())}, "uint8");
+    nb::object scales =
+        numpy_empty({linear.out_features(), blocks_per_row(linear.in_features(), linear.block_size())}, "uint8");
     auto* b_data = static_cast<std::uint8_t*>(numpy_data(b));
     auto* scales_data = static_cast<std::uint8_t*>(numpy_data(scales));
     {
@@ -523,8 +523,7 @@ nb::tuple reduce(nb::handle self) {
     nb::object rebuild = nb::module_::import_("fp4linear._rebuild").attr("rebuild");
     nb::object type = nb::borrow(reinterpret_cast<PyObject*>(Py_TYPE(self.ptr())));
     nb::object state = nb::hasattr(self, "__dict__") ? self.attr("__dict__") : nb::none();
-    return nb::make_tuple(rebuild,
-                          nb::make_tuple(type, weight[0], weight[1], weight[2], bias_array(linear), keywords),
+    return nb::make_tuple(rebuild, nb::make_tuple(type, weight[0], weight[1], weight[2], bias_array(linear), keywords),
                           state);
 }
 
@@ -534,7 +533,8 @@ std::string representation(nb::handle self) {
     text += "(in_features=" + std::to_string(linear.in_features()) +
             ", out_features=" + std::to_string(linear.out_features()) +
             ", bias=" + (linear.bias().empty() ? "False" : "True") +
-            ", block_size=" + std::to_string(linear.block_size()) + ", device='" + place_text(place_of_layer(linear)) + "'";
+            ", block_size=" + std::to_string(linear.block_size()) + ", device='" + place_text(place_of_layer(linear)) +
+            "'";
     if (!linear.cuda_device()) text += ", isa='" + std::string(linear.isa().name) + "'";
     if (linear.options().path != "auto") text += ", path='" + linear.options().path + "'";
     return text + ")";
@@ -560,8 +560,7 @@ void bind_plan(nb::module_& m) {
             "reasons",
             [](const PlanOfCall& p) {
                 nb::dict reasons;
-                for (const Rejection& r : p.plan.rejected)
-                    reasons[nb::cast(std::string(name_of(r.path)))] = r.reason;
+                for (const Rejection& r : p.plan.rejected) reasons[nb::cast(std::string(name_of(r.path)))] = r.reason;
                 return reasons;
             },
             nb::sig("def reasons(self) -> dict[str, str]"), "Rung to the condition that it does not meet, in order.")
@@ -578,30 +577,31 @@ void bind_plan(nb::module_& m) {
 nb::object plan_object(const Plan& plan, const PlanQuery& query) { return nb::cast(PlanOfCall{plan, query}); }
 
 void bind_linear(nb::module_& m) {
-    nb::class_<Layer>(m, "Fp4Linear", nb::dynamic_attr(), nb::is_weak_referenceable(),
-                      "A linear layer whose weight is stored as NVFP4: y = x @ W.T + bias, "
-                      "W[n, k] = e2m1(b[n, k]) * e4m3(scales[n, k // block_size]) * scale2.\n\n"
-                      "The result is rounded once, from an fp32 sum to the type of x, on every path and shape.\n"
-                      "The arguments are copied: the layer holds its own form of the weight, on its device, and borrows\n"
-                      "nothing.\n"
-                      "A layer never changes after construction; any thread may call it.\n\n"
-                      "Args:\n"
-                      "    b: [N, K/2] uint8 (int8 and the frameworks' float4_e2m1 types too), two E2M1 codes a byte,\n"
-                      "        the even k in the low nibble.\n"
-                      "    scales: [N, ceil(K/block_size)] uint8 or float8_e4m3fn, row-major E4M3 bytes.\n"
-                      "    scale2: global scale that multiplies: a number, an array of one element, or [N] (one a row).\n"
-                      "    bias: [N] float16, bfloat16 or float32, or None.\n"
-                      "    block_size: values of K that share a scale; the last block of a row may be short.\n"
-                      "    device: 'cpu', 'cuda', 'cuda:N', or None for where b lives.\n"
-                      "    nan_scales: 'error' refuses NaN scale bytes, 'zero' reads such a block as zero,\n"
-                      "        'propagate' follows IEEE.\n"
-                      "    path: 'auto' for the ladder, or the name of the path that must run.\n"
-                      "    isa: CPU instruction set (see fp4linear info), or None for the best.\n"
-                      "    threads: threads of a CPU call, or None for FP4LINEAR_NUM_THREADS, else every core.\n"
-                      "    batch_invariant: a row's result has the same bits whatever M and the other rows are.\n\n"
-                      "Raises:\n"
-                      "    TypeError: an argument of a type that is not listed.\n"
-                      "    ValueError: a shape that does not fit, NaN scales, a scale2 that is not finite.")
+    nb::class_<Layer>(
+        m, "Fp4Linear", nb::dynamic_attr(), nb::is_weak_referenceable(),
+        "A linear layer whose weight is stored as NVFP4: y = x @ W.T + bias, "
+        "W[n, k] = e2m1(b[n, k]) * e4m3(scales[n, k // block_size]) * scale2.\n\n"
+        "The result is rounded once, from an fp32 sum to the type of x, on every path and shape.\n"
+        "The arguments are copied: the layer holds its own form of the weight, on its device, and borrows\n"
+        "nothing.\n"
+        "A layer never changes after construction; any thread may call it.\n\n"
+        "Args:\n"
+        "    b: [N, K/2] uint8 (int8 and the frameworks' float4_e2m1 types too), two E2M1 codes a byte,\n"
+        "        the even k in the low nibble.\n"
+        "    scales: [N, ceil(K/block_size)] uint8 or float8_e4m3fn, row-major E4M3 bytes.\n"
+        "    scale2: global scale that multiplies: a number, an array of one element, or [N] (one a row).\n"
+        "    bias: [N] float16, bfloat16 or float32, or None.\n"
+        "    block_size: values of K that share a scale; the last block of a row may be short.\n"
+        "    device: 'cpu', 'cuda', 'cuda:N', or None for where b lives.\n"
+        "    nan_scales: 'error' refuses NaN scale bytes, 'zero' reads such a block as zero,\n"
+        "        'propagate' follows IEEE.\n"
+        "    path: 'auto' for the ladder, or the name of the path that must run.\n"
+        "    isa: CPU instruction set (see fp4linear info), or None for the best.\n"
+        "    threads: threads of a CPU call, or None for FP4LINEAR_NUM_THREADS, else every core.\n"
+        "    batch_invariant: a row's result has the same bits whatever M and the other rows are.\n\n"
+        "Raises:\n"
+        "    TypeError: an argument of a type that is not listed.\n"
+        "    ValueError: a shape that does not fit, NaN scales, a scale2 that is not finite.")
         .def(
             "__init__",
             [](Layer* self, nb::handle b, nb::handle scales, nb::handle scale2, nb::handle bias, int block_size,
@@ -610,34 +610,38 @@ void bind_linear(nb::module_& m) {
                 new (self) Layer(make_layer(b, scales, scale2, bias, block_size, device, nan_scales, path, isa, threads,
                                             batch_invariant));
             },
-            nb::arg("b"), nb::arg("scales"), nb::arg("scale2").none(), nb::arg("bias").none() = nb::none(), nb::kw_only(),
-            nb::arg("block_size") = 16, nb::arg("device").none() = nb::none(), nb::arg("nan_scales") = "error",
-            nb::arg("path") = "auto", nb::arg("isa").none() = nb::none(), nb::arg("threads").none() = nb::none(),
-            nb::arg("batch_invariant") = false,
-            nb::sig("def __init__(self, b: typing.Any, scales: typing.Any, scale2: typing.Any, bias: typing.Any = None, "
-                    "*, block_size: int = 16, device: str | None = None, nan_scales: str = 'error', path: str = 'auto', "
-                    "isa: str | None = None, threads: int | None = None, batch_invariant: bool = False) -> None"))
-        .def("forward", forward, nb::arg("x"), nb::kw_only(), nb::arg("out").none() = nb::none(),
-             nb::arg("stream").none() = nb::none(),
-             nb::sig("def forward(self, x: _ArrayT, *, out: _ArrayT | None = None, stream: typing.Any = None) -> _ArrayT"),
-             "y = x @ W.T + bias.\n\n"
-             "Args:\n"
-             "    x: [..., K] float16, bfloat16 or float32, of NumPy, torch, JAX or any DLPack producer; any strides.\n"
-             "        Leading axes flatten to M; a 1-D x gives a 1-D y.\n"
-             "    out: C-contiguous array [..., N] of x's type to write to; it may not overlap x.\n"
-             "    stream: on a GPU, the stream to work on: a cudaStream_t as int, or an object with __cuda_stream__.\n"
-             "        By default torch's or CuPy's current stream; for other libraries one of this library's own,\n"
-             "        ordered behind the producer of x and before the consumer of y. Where it is given without out=,\n"
-             "        it is joined with torch's or CuPy's current stream before and after; with out=, ordering is the\n"
-             "        caller's part.\n\n"
-             "Returns:\n"
-             "    y [..., N] of x's library, type and device: a fresh C-contiguous array, or `out`.\n\n"
-             "Raises:\n"
-             "    TypeError, ValueError, BufferError: naming the argument, what it is and what was expected. The layer\n"
-             "        stays usable.")
+            nb::arg("b"), nb::arg("scales"), nb::arg("scale2").none(), nb::arg("bias").none() = nb::none(),
+            nb::kw_only(), nb::arg("block_size") = 16, nb::arg("device").none() = nb::none(),
+            nb::arg("nan_scales") = "error", nb::arg("path") = "auto", nb::arg("isa").none() = nb::none(),
+            nb::arg("threads").none() = nb::none(), nb::arg("batch_invariant") = false,
+            nb::sig(
+                "def __init__(self, b: typing.Any, scales: typing.Any, scale2: typing.Any, bias: typing.Any = None, "
+                "*, block_size: int = 16, device: str | None = None, nan_scales: str = 'error', path: str = 'auto', "
+                "isa: str | None = None, threads: int | None = None, batch_invariant: bool = False) -> None"))
+        .def(
+            "forward", forward, nb::arg("x"), nb::kw_only(), nb::arg("out").none() = nb::none(),
+            nb::arg("stream").none() = nb::none(),
+            nb::sig(
+                "def forward(self, x: _ArrayT, *, out: _ArrayT | None = None, stream: typing.Any = None) -> _ArrayT"),
+            "y = x @ W.T + bias.\n\n"
+            "Args:\n"
+            "    x: [..., K] float16, bfloat16 or float32, of NumPy, torch, JAX or any DLPack producer; any strides.\n"
+            "        Leading axes flatten to M; a 1-D x gives a 1-D y.\n"
+            "    out: C-contiguous array [..., N] of x's type to write to; it may not overlap x.\n"
+            "    stream: on a GPU, the stream to work on: a cudaStream_t as int, or an object with __cuda_stream__.\n"
+            "        By default torch's or CuPy's current stream; for other libraries one of this library's own,\n"
+            "        ordered behind the producer of x and before the consumer of y. Where it is given without out=,\n"
+            "        it is joined with torch's or CuPy's current stream before and after; with out=, ordering is the\n"
+            "        caller's part.\n\n"
+            "Returns:\n"
+            "    y [..., N] of x's library, type and device: a fresh C-contiguous array, or `out`.\n\n"
+            "Raises:\n"
+            "    TypeError, ValueError, BufferError: naming the argument, what it is and what was expected. The layer\n"
+            "        stays usable.")
         .def("__call__", forward, nb::arg("x"), nb::kw_only(), nb::arg("out").none() = nb::none(),
              nb::arg("stream").none() = nb::none(),
-             nb::sig("def __call__(self, x: _ArrayT, *, out: _ArrayT | None = None, stream: typing.Any = None) -> _ArrayT"),
+             nb::sig(
+                 "def __call__(self, x: _ArrayT, *, out: _ArrayT | None = None, stream: typing.Any = None) -> _ArrayT"),
              "Same as forward().")
         .def(
             "plan",
@@ -652,25 +656,35 @@ void bind_linear(nb::module_& m) {
                                    .dtype = t}};
             },
             nb::arg("M"), nb::arg("dtype") = "bfloat16", "The path that M rows of x take, with the reasons.")
-        .def("canonical", canonical, nb::sig("def canonical(self) -> tuple[numpy.typing.NDArray[numpy.uint8], numpy.typing.NDArray[numpy.uint8], numpy.typing.NDArray[numpy.float32]]"),
-             "(b, scales, scale2) as given at construction, bit for bit: uint8 [N, K/2], uint8 [N, ceil(K/block_size)], "
-             "float32 0-d or [N].")
+        .def(
+            "canonical", canonical,
+            nb::sig("def canonical(self) -> tuple[numpy.typing.NDArray[numpy.uint8], "
+                    "numpy.typing.NDArray[numpy.uint8], numpy.typing.NDArray[numpy.float32]]"),
+            "(b, scales, scale2) as given at construction, bit for bit: uint8 [N, K/2], uint8 [N, ceil(K/block_size)], "
+            "float32 0-d or [N].")
         .def("dequantize", dequantize_layer, nb::sig("def dequantize(self) -> numpy.typing.NDArray[numpy.float32]"),
              "The weight as float32 [N, K]: e2m1 * e4m3 * scale2, rounded once.")
-        .def_prop_ro("in_features", [](const Layer& l) { return l.linear->in_features(); }, "K.")
-        .def_prop_ro("out_features", [](const Layer& l) { return l.linear->out_features(); }, "N.")
-        .def_prop_ro("block_size", [](const Layer& l) { return l.linear->block_size(); },
-                     "Values of K that share a scale.")
-        .def_prop_ro("nbytes", [](const Layer& l) { return l.linear->nbytes(); },
-                     "Bytes that the layer holds: weight, scales, factors and bias.")
-        .def_prop_ro("device", [](const Layer& l) { return place_text(place_of_layer(*l.linear)); },
-                     "Where the weight is: 'cpu' or 'cuda:N'.")
-        .def_prop_ro("isa", [](const Layer& l) { return std::string(l.linear->isa().name); },
-                     "The CPU instruction set that the layer's calls use.")
-        .def_prop_ro("scale2", [](const Layer& l) { return scale2_array(*l.linear); },
-                     nb::sig("def scale2(self) -> numpy.typing.NDArray[numpy.float32]"), "Global scale, float32 0-d or [N].")
-        .def_prop_ro("bias", [](const Layer& l) { return bias_array(*l.linear); },
-                     nb::sig("def bias(self) -> numpy.typing.NDArray[numpy.float32] | None"), "float32 [N], or None.")
+        .def_prop_ro(
+            "in_features", [](const Layer& l) { return l.linear->in_features(); }, "K.")
+        .def_prop_ro(
+            "out_features", [](const Layer& l) { return l.linear->out_features(); }, "N.")
+        .def_prop_ro(
+            "block_size", [](const Layer& l) { return l.linear->block_size(); }, "Values of K that share a scale.")
+        .def_prop_ro(
+            "nbytes", [](const Layer& l) { return l.linear->nbytes(); },
+            "Bytes that the layer holds: weight, scales, factors and bias.")
+        .def_prop_ro(
+            "device", [](const Layer& l) { return place_text(place_of_layer(*l.linear)); },
+            "Where the weight is: 'cpu' or 'cuda:N'.")
+        .def_prop_ro(
+            "isa", [](const Layer& l) { return std::string(l.linear->isa().name); },
+            "The CPU instruction set that the layer's calls use.")
+        .def_prop_ro(
+            "scale2", [](const Layer& l) { return scale2_array(*l.linear); },
+            nb::sig("def scale2(self) -> numpy.typing.NDArray[numpy.float32]"), "Global scale, float32 0-d or [N].")
+        .def_prop_ro(
+            "bias", [](const Layer& l) { return bias_array(*l.linear); },
+            nb::sig("def bias(self) -> numpy.typing.NDArray[numpy.float32] | None"), "float32 [N], or None.")
         .def_prop_ro(
             "last_path",
             [](const Layer& l) -> nb::object {
