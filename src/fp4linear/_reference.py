@@ -33,7 +33,7 @@ def reference_weight(b: Any, scales: Any, scale2: Any, *, block_size: int = 16) 
         block_size: values of K that share a scale.
 
     Returns:
-        float64 [N, K], NaN where a scale is. The formats are those of OCP Microscaling Formats v1.0 (E2M1) and OCP 8-bit
+        float64 [N, K], NaN where a scale is. Formats: OCP Microscaling Formats v1.0 (E2M1), OCP 8-bit
         Floating Point (E4M3).
 
     Raises:
