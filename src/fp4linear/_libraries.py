@@ -16,7 +16,7 @@ def load_cublaslt() -> str | None:
     try:
         from cuda.pathfinder import load_nvidia_dynamic_lib
 
-        return load_nvidia_dynamic_lib("cublasLt").abs_path
+        return str(load_nvidia_dynamic_lib("cublasLt").abs_path)
     except Exception:  # not installed, or it found nothing: both mean that a wheel may still lie in site-packages
         pass
     spec = importlib.util.find_spec("nvidia")

@@ -58,8 +58,7 @@ def _packed_codes(b: Any) -> npt.NDArray[np.uint8]:
         if array.shape[1] % 2:
             raise ValueError(f"b: K must be even (two codes a byte), got shape {list(array.shape)}")
         codes: npt.NDArray[np.uint8] = np.ascontiguousarray(array).view(np.uint8)
-        packed: npt.NDArray[np.uint8] = (codes[:, 0::2] & 0xF) | (codes[:, 1::2] << 4)
-        return packed
+        return ((codes[:, 0::2] & 0xF) | (codes[:, 1::2] << 4)).astype(np.uint8)
     if array.dtype not in (np.uint8, np.int8):
         raise TypeError(f"b: expected uint8 (two E2M1 codes a byte), int8 or float4_e2m1, got {array.dtype}")
     return array.view(np.uint8)
