@@ -79,7 +79,7 @@ lint-types: $(STAMPS)/dev $(STAMPS)/package
 	cd build/types && $(BIN)/mypy --config-file=$(CURDIR)/pyproject.toml -p fp4linear
 
 lint-cpp: $(STAMPS)/dev $(STAMPS)/package
-	printf '%s\n' $(TIDY) | xargs -P $(JOBS) -n 1 $(BIN)/clang-tidy -p $(TREE) --quiet
+	printf '%s\n' $(TIDY) | xargs -P $(JOBS) -n 1 $(BIN)/clang-tidy -p $(TREE) --quiet --extra-arg=-Wno-unknown-warning-option
 
 format: $(STAMPS)/dev
 	$(BIN)/ruff check --fix-only

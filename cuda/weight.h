@@ -58,7 +58,7 @@ class CurrentDevice {
     CurrentDevice& operator=(const CurrentDevice&) = delete;
 
    private:
-    int previous_ = -1;
+    [[maybe_unused]] int previous_ = -1;
 };
 
 // The library's own stream on a device, for callers whose current stream is not known. Never destroyed.

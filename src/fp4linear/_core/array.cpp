@@ -79,7 +79,7 @@ class FrameworkType {
         // While a framework is being imported its module is there and the class is not.
         if (module.is_none() || !nb::hasattr(module, name_)) return false;
         type_ = module.attr(name_);
-        loaded_ = module;
+        loaded_ = std::move(module);
         return true;
     }
 

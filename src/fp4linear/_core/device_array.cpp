@@ -26,7 +26,8 @@ struct Memory {
             // A consumer gives the memory up once its last use is enqueued, not once that has run.
             for (void* consumer : consumers) cuda::order(consumer, stream);
             cuda::release(data, stream);
-        } catch (...) {  // a device that is gone at exit took the memory with it
+        } catch (...) {
+            data = nullptr;  // a device that is gone at exit took the memory with it
         }
     }
     Memory(const Memory&) = delete;
