@@ -103,7 +103,7 @@ Linear::Linear(LinearArguments a, Options options)
     const bool holds_nan = nan.count > 0 && nan_scales_ == NanScales::propagate;
     const DeviceSpec spec = cuda::device_spec(*cuda_device_);
     sm_count_ = spec.sm_count;
-    form_ = cuda::choose_form(k_, block_size_, holds_nan, spec.sm, options_);
+    form_ = cuda::choose_form(k_, block_size_, holds_nan, spec, options_);
     cuda::WeightArguments weight;
     weight.n = n_;
     weight.k = k_;

@@ -15,9 +15,8 @@ namespace {
 constexpr int status_success = 0;
 constexpr int compute_32f = 68;
 constexpr int type_32f = 0, type_16f = 2, type_16bf = 14;
-constexpr int desc_transa = 3, desc_epilogue = 7, desc_bias_pointer = 8;
+constexpr int desc_transa = 3;
 constexpr int operation_t = 1;
-constexpr int epilogue_bias = 4;
 constexpr int preference_max_workspace_bytes = 1, preference_reduction_scheme_mask = 3;
 constexpr std::uint32_t reduction_in_compute_type = 2;
 
@@ -108,7 +107,7 @@ void check(int status, const char* call) {
 
 int type_of(DType t) { return t == DType::float16 ? type_16f : t == DType::bfloat16 ? type_16bf : type_32f; }
 
-// The handles, the prepared calls and the bias pointer that their descriptors carry.
+// Guards the handles and the prepared calls.
 std::mutex& calls_mutex() {
     static auto* mutex = new std::mutex;
     return *mutex;
@@ -132,7 +131,7 @@ struct Prepared {
 };
 
 using Key = std::tuple<int, std::int64_t, std::int64_t, std::int64_t, int, int, std::int64_t, std::int64_t,
-                       std::int64_t, bool, std::uintptr_t>;
+                       std::int64_t, std::uintptr_t>;
 
 Prepared prepare(const Matmul& m, std::size_t workspace_bytes) {
     const Library& l = library();
@@ -141,9 +140,6 @@ Prepared prepare(const Matmul& m, std::size_t workspace_bytes) {
     check(l.descriptor_create(&p.descriptor, compute_32f, type_32f), "cublasLtMatmulDescCreate");
     check(l.descriptor_set(p.descriptor, desc_transa, &operation_t, sizeof operation_t),
           "cublasLtMatmulDescSetAttribute");
-    if (m.bias != nullptr)
-        check(l.descriptor_set(p.descriptor, desc_epilogue, &epilogue_bias, sizeof epilogue_bias),
-              "cublasLtMatmulDescSetAttribute");
     const auto u = [](std::int64_t v) { return static_cast<std::uint64_t>(v); };
     check(l.layout_create(&p.a, type_of(m.in), u(m.k), u(m.n), m.ldw), "cublasLtMatrixLayoutCreate");
     check(l.layout_create(&p.b, type_of(m.in), u(m.k), u(m.m), m.ldx), "cublasLtMatrixLayoutCreate");
@@ -212,18 +208,9 @@ void matmul(const Matmul& m) {
     const Library& l = library();
     int device = 0;
     cudaGetDevice(&device);
-    const Key key{device,
-                  m.m,
-                  m.n,
-                  m.k,
-                  static_cast<int>(m.in),
-                  static_cast<int>(m.out),
-                  m.ldx,
-                  m.ldw,
-                  m.ldd,
-                  m.bias != nullptr,
+    const Key key{device,          m.m, m.n, m.k, static_cast<int>(m.in), static_cast<int>(m.out), m.ldx, m.ldw, m.ldd,
                   alignment_key(m)};
-    // Held until the call is enqueued, since the descriptor carries its bias pointer.
+    // Held until the call is enqueued: another thread may drop the prepared calls.
     const std::lock_guard lock(calls_mutex());
     auto found = prepared->find(key);
     if (found == prepared->end()) {
@@ -237,9 +224,6 @@ void matmul(const Matmul& m) {
         found = prepared->emplace(key, prepare(m, m.workspace_bytes)).first;
     }
     const Prepared& p = found->second;
-    if (m.bias != nullptr)
-        check(l.descriptor_set(p.descriptor, desc_bias_pointer, &m.bias, sizeof m.bias),
-              "cublasLtMatmulDescSetAttribute");
     const float beta = 0.0f;
     check(l.matmul(p.handle, p.descriptor, &m.alpha, m.w, p.a, m.x, p.b, &beta, m.d, p.d, m.d, p.d, &p.chosen.algorithm,
                    m.workspace, p.chosen.workspace_bytes, m.stream),

@@ -15,8 +15,8 @@ bool available();  // tries to load the library until that succeeds: a framework
 std::string unavailable_reason();
 void prepare_device();  // makes the handle of the current device, which no capture may contain
 
-// d [m, n] (row stride ldd, of type out) = alpha * x [m, k] * w [n, k]^T, x and w of type in, sums in fp32, plus
-// bias [n] of type out where given (in != out: no bias). Row strides in elements.
+// d [m, n] (row stride ldd, of type out) = alpha * x [m, k] * w [n, k]^T, x and w of type in, sums in fp32. Row strides
+// in elements.
 struct Matmul {
     std::int64_t m = 0, n = 0, k = 0;
     DType in = DType::bfloat16, out = DType::bfloat16;
@@ -27,7 +27,6 @@ struct Matmul {
     void* d = nullptr;
     std::int64_t ldd = 0;
     float alpha = 1.0f;
-    const void* bias = nullptr;
     void* workspace = nullptr;
     std::size_t workspace_bytes = 0;
     cudaStream_t stream = nullptr;

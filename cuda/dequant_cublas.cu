@@ -1,6 +1,6 @@
 // A chunk of rows of W becomes 16-bit e2m1 * e4m3 (exact) in scratch, cuBLAS multiplies it, and the next chunk reuses
-// the scratch in stream order. One rounding: where cuBLAS's own epilogue can hold scale2 (one factor: alpha) and the
-// bias (exact in y's type), it writes y; otherwise it leaves fp32 sums and the kernel below makes y of them.
+// the scratch in stream order. One rounding: where alpha can hold scale2 and there is no bias, cuBLAS writes y;
+// otherwise it leaves fp32 sums and the kernel below makes y of them.
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
@@ -78,9 +78,10 @@ void dequantize_rows(const DeviceWeight& w, std::int64_t first, std::int64_t cou
 }  // namespace
 
 void dequant_cublas(const DeviceWeight& w, const Problem& p, cudaStream_t stream) {
-    // cuBLAS flushes a subnormal alpha.
-    const bool plain_alpha = !w.per_row && (w.scale2 == 0.0f || std::isnormal(w.scale2));
-    const bool direct = plain_alpha && (w.bias() == nullptr || w.exact_bias(p.dtype) != nullptr);
+    // What cuBLAS's own epilogue may not be given: a bias, which some of its kernels add to a sum already rounded (seen
+    // with bf16 on cuBLAS 13 and an H200: -27.75 for -27.6); alpha = 0, for which it reads nothing and loses a NaN; a
+    // subnormal alpha, which it flushes; and a factor a row.
+    const bool direct = !w.per_row && w.bias() == nullptr && std::isnormal(w.scale2);
     const std::size_t weight_bytes = direct ? scratch_bytes : scratch_bytes / 2;
     const std::int64_t row_bytes = p.k * 2;
     constexpr std::int64_t row_step = 128;  // whole tiles of cuBLAS, and whole units of the prepacked weight
@@ -115,8 +116,6 @@ void dequant_cublas(const DeviceWeight& w, const Problem& p, cudaStream_t stream
             matmul.d = direct ? y : sums;
             matmul.ldd = direct ? p.n : count;
             matmul.alpha = direct ? w.scale2 : 1.0f;
-            matmul.bias =
-                direct && w.bias() != nullptr ? static_cast<const char*>(w.exact_bias(p.dtype)) + first * 2 : nullptr;
             matmul.workspace = cublas;
             matmul.workspace_bytes = cublas_bytes;
             matmul.stream = stream;

@@ -4,7 +4,6 @@
 #include "cuda/cublaslt.h"
 #include "cuda/kernels.h"
 #include "cuda/prepacked.h"
-#include "formats/float16.h"
 
 namespace fp4linear::cuda {
 namespace {
@@ -27,18 +26,6 @@ int loaded_kernel_arch() {
     int arch = 0;
     FP4LINEAR_CUDA_CHECK(gemv_tensor_core_kernel_arch(&arch));
     return arch;
-}
-
-// The bias in a 16-bit type, or nothing where a value would be rounded: the contract rounds once, at the very end.
-template <class ToBits, class FromBits>
-std::unique_ptr<DeviceBuffer> exact_copy(const std::vector<float>& bias, ToBits to_bits, FromBits from_bits) {
-    std::vector<std::uint16_t> bits(bias.size());
-    for (std::size_t i = 0; i < bias.size(); ++i) {
-        bits[i] = to_bits(bias[i]);
-        if (from_bits(bits[i]) != bias[i]) return nullptr;  // NaN too
-    }
-    if (bits.empty()) return nullptr;
-    return std::make_unique<DeviceBuffer>(bits.size() * sizeof(bits[0]), bits.data());
 }
 
 }  // namespace
@@ -70,15 +57,8 @@ DeviceWeight::DeviceWeight(const WeightArguments& a)
     }
     if (per_row) copy(scale2_.get(), a.scale2->data(), a.scale2->size() * sizeof(float));
     copy(bias_.get(), a.bias->data(), a.bias->size() * sizeof(float));
-    half_bias_ = exact_copy(*a.bias, half_from_float, float_from_half);
-    bfloat_bias_ = exact_copy(*a.bias, bfloat_from_float, float_from_bfloat);
     // A copy from pageable memory may return before it has arrived, and other streams do not wait for this one.
     FP4LINEAR_CUDA_CHECK(cudaStreamSynchronize(nullptr));
-}
-
-const void* DeviceWeight::exact_bias(DType dtype) const {
-    const auto& buffer = dtype == DType::float16 ? half_bias_ : bfloat_bias_;
-    return buffer ? buffer->get() : nullptr;
 }
 
 std::size_t DeviceWeight::nbytes() const {
@@ -87,8 +67,6 @@ std::size_t DeviceWeight::nbytes() const {
     const auto rows = static_cast<std::size_t>(n);
     if (per_row) total += rows * sizeof(float);
     if (bias_.get() != nullptr) total += rows * sizeof(float);
-    for (const auto* copy_of_bias : {half_bias_.get(), bfloat_bias_.get()})
-        if (copy_of_bias != nullptr) total += rows * 2;
     return total;
 }
 

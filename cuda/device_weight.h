@@ -23,8 +23,6 @@ class DeviceWeight final : public Weight {
         return per_row ? static_cast<const float*>(scale2_.get()) : nullptr;
     }
     [[nodiscard]] const float* bias() const { return static_cast<const float*>(bias_.get()); }
-    // The bias in the type of y, where that holds every value exactly; otherwise null.
-    [[nodiscard]] const void* exact_bias(DType dtype) const;
 
     const int device;
     const int sm_count, max_shared_memory;  // of the device; bytes a block may opt in to
@@ -45,7 +43,6 @@ class DeviceWeight final : public Weight {
     DeviceBuffer scales_;  // canonical scales; empty where prepacked
     DeviceBuffer scale2_;  // [n]; empty where one factor serves all
     DeviceBuffer bias_;    // [n] fp32
-    std::unique_ptr<DeviceBuffer> half_bias_, bfloat_bias_;
 };
 
 }  // namespace fp4linear::cuda

@@ -6,6 +6,9 @@
 // lane 0 requests chunk after chunk, no other warp is waited for. Partial sums meet in shared memory, where a warp that
 // rotates from tile to tile adds them in a fixed order, one tile late, and stores y.
 //
+// A layer with few tiles would leave most of the GPU idle: there a cluster of blocks shares a tile along K, and its
+// first block adds the others' sums, which arrive in its shared memory.
+//
 // M = 1: the x of slice s goes to column s % 8 of B alone. Eight mma then give 16 x 8 sums a block of 16 K, and
 // the scales multiply those 4 floats a lane instead of the 4 x 8 registers of A.
 //
@@ -22,6 +25,10 @@
 #include "cuda/device/ptx.cuh"
 #include "cuda/kernels.h"
 #include "cuda/prepacked.h"
+
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
+#pragma nv_diag_suppress 177  // nothing uses the helpers of a kernel without a body
+#endif
 
 namespace fp4linear::cuda {
 namespace {
@@ -56,7 +63,8 @@ struct Parameters {
     int m;
     int k_units;
     int tiles;
-    int splits;
+    int splits;   // warps along K in a block
+    int cluster;  // blocks along K: they share one tile
     int groups;
     int stages;
     bool x_aligned;        // rows start at multiples of 16 bytes
@@ -484,7 +492,7 @@ __device__ __forceinline__ bool store_tile(const Parameters& p, TileSums<Single>
     return left_range;
 }
 
-template <class T, bool Single, int Units, int ChunkUnits, int Threads, int BlocksPerSm>
+template <class T, bool Single, int Units, int ChunkUnits, int Threads, int BlocksPerSm, bool Clustered>
 __global__ void __launch_bounds__(Threads, BlocksPerSm) gemv_kernel(const __grid_constant__ Parameters p) {
 #if __CUDA_ARCH__ >= 800  // mma.m16n8k16 and cp.async; SM75 builds hold an empty kernel that nothing launches
     extern __shared__ __align__(128) std::uint8_t shared[];
@@ -494,6 +502,7 @@ __global__ void __launch_bounds__(Threads, BlocksPerSm) gemv_kernel(const __grid
     constexpr int partial_floats = Single ? 64 : 128;             // of a warp
     // A block is 32 x splits x groups threads; the shuffles tell the compiler that a warp agrees on these.
     const int lane = threadIdx.x;
+    const int cluster = Clustered ? p.cluster : 1;
     const int split = __shfl_sync(0xFFFFFFFFu, static_cast<int>(threadIdx.y), 0);
     const int group = __shfl_sync(0xFFFFFFFFu, static_cast<int>(threadIdx.z), 0);
     const int warps = p.splits * p.groups;
@@ -503,16 +512,20 @@ __global__ void __launch_bounds__(Threads, BlocksPerSm) gemv_kernel(const __grid
     const std::uint32_t base = shared_address(shared);
     const std::uint32_t partials_offset = warps * p.stages * chunk_bytes;
     const std::uint32_t scratch_offset = partials_offset + p.groups * buffers * p.splits * partial_floats * 4;
-    const std::uint32_t barriers_offset = scratch_offset + (Single ? 0 : warps * EightTokens<Units>::scratch_bytes);
+    const std::uint32_t parts_offset = scratch_offset + (Single ? 0 : warps * EightTokens<Units>::scratch_bytes);
+    const std::uint32_t barriers_offset = parts_offset + (cluster - 1) * partial_floats * 4;
     const std::uint32_t scratch = base + scratch_offset + warp * EightTokens<Units>::scratch_bytes;
     const std::uint32_t stage_barriers = base + barriers_offset + warp * p.stages * 8;
     const std::uint32_t full = base + barriers_offset + (warps * p.stages + group * 2 * buffers) * 8;
     const std::uint32_t empty = full + buffers * 8;
+    [[maybe_unused]] const std::uint32_t parts_arrived =
+        base + barriers_offset + (warps * p.stages + p.groups * 2 * buffers) * 8;
 
     launch_dependents();
-    const int first_unit = split * Units;
-    const int units = min(Units, p.k_units - first_unit);
-    const int first_tile = group * gridDim.x + blockIdx.x;
+    const int rank = static_cast<int>(blockIdx.x) % cluster;
+    const int first_unit = (rank * p.splits + split) * Units;
+    const int units = min(Units, p.k_units - first_unit);  // none is left for some warps of a cluster
+    const int first_tile = group * gridDim.x + static_cast<int>(blockIdx.x) / cluster;
     const int tile_step = p.groups * gridDim.x;
     const std::int64_t tile_bytes = (p.k / unit_k) * unit_bytes;
     const std::int64_t first_byte =
@@ -524,7 +537,7 @@ __global__ void __launch_bounds__(Threads, BlocksPerSm) gemv_kernel(const __grid
                                     p.stages,
                                     first_tile,
                                     tile_step,
-                                    p.tiles,
+                                    !Clustered || units > 0 ? p.tiles : 0,
                                     units * unit_bytes};
     if (lane == 0) {
 #pragma unroll 1
@@ -542,13 +555,23 @@ __global__ void __launch_bounds__(Threads, BlocksPerSm) gemv_kernel(const __grid
             mbarrier_init(full + i * 8, p.splits * arrivals_a_warp);
             mbarrier_init(empty + i * 8, arrivals_a_warp);
         }
+#if __CUDA_ARCH__ >= 900
+        if (Clustered && group == 0) {
+            mbarrier_init(parts_arrived, 1);
+            fence_mbarrier_init();
+            if (rank == 0) mbarrier_expect_bytes(parts_arrived, (cluster - 1) * partial_floats * 4);
+        }
+#endif
     }
     __syncthreads();
+#if __CUDA_ARCH__ >= 900
+    if constexpr (Clustered) cluster_arrive();
+#endif
     wait_for_previous_grid();
 
     // x is requested before the rest of the ring: behind it, memory and compute times would add.
     const std::int64_t k_begin = static_cast<std::int64_t>(p.first_k_unit + first_unit) * unit_k;
-    const std::int64_t k_end = k_begin + units * unit_k;
+    const std::int64_t k_end = k_begin + static_cast<std::int64_t>(units) * unit_k;
     const auto fill_ring = [&] {
 #pragma unroll 1
         for (int s = p.early_stages; s < p.stages; ++s) stream.request(lane);
@@ -563,6 +586,10 @@ __global__ void __launch_bounds__(Threads, BlocksPerSm) gemv_kernel(const __grid
         eight.template load<T>(p, k_begin, k_end, scratch, lane, fill_ring);
     }
 
+#if __CUDA_ARCH__ >= 900
+    if constexpr (Clustered) cluster_wait();  // the first block's barrier is ready
+#endif
+
     float* const partials =
         reinterpret_cast<float*>(shared + partials_offset) + group * buffers * p.splits * partial_floats;
     const int used_chunks = (units + ChunkUnits - 1) / ChunkUnits;
@@ -575,6 +602,23 @@ __global__ void __launch_bounds__(Threads, BlocksPerSm) gemv_kernel(const __grid
         TileSums<Single> sums = add_partials<Single>(partials + buffer * p.splits * partial_floats, p.splits, lane);
         __syncwarp();
         if (lane < arrivals_a_warp) mbarrier_arrive(empty + buffer * 8);
+#if __CUDA_ARCH__ >= 900
+        if constexpr (Clustered) {
+            constexpr int values = TileSums<Single>::values;
+            if (rank != 0) {
+                const std::uint32_t to = base + parts_offset + ((rank - 1) * values * 32 + lane) * 4;
+#pragma unroll
+                for (int v = 0; v < values; ++v)
+                    store_async(address_in_block(to + v * 128, 0), sums.v[v], address_in_block(parts_arrived, 0));
+                return;
+            }
+            mbarrier_wait(parts_arrived, 0);
+            const float* parts = reinterpret_cast<const float*>(shared + parts_offset) + lane;
+            for (int r = 1; r < cluster; ++r, parts += values * 32)
+#pragma unroll
+                for (int v = 0; v < values; ++v) sums.v[v] += parts[v * 32];
+        }
+#endif
         left_range |= store_tile<T, Single>(p, sums, first_tile + i * tile_step, lane);
     };
 
@@ -640,6 +684,7 @@ struct Configuration {
     int groups;        // tiles in flight in a block
     int stages;        // copies in flight in a warp
     int early_stages;  // of them, requested before x
+    int cluster;       // blocks that share a tile; above 1 every block has one tile
 };
 
 constexpr int max_warps = 16;
@@ -648,36 +693,44 @@ constexpr int max_units_single = 20;  // a warp: M = 1
 
 // Measured on one H200 (docs/performance.md). More than two tiles an SM: long K ranges and few blocks; below: short
 // ranges, which spread over more warps, and room for the next layer's blocks.
-Configuration configure_single(int k_units, int tiles, int sm_count) {
+Configuration configure_single(int k_units, int tiles, int sm_count, bool clusters) {
+    if (clusters && k_units >= 16 && (tiles * 4 <= sm_count ? k_units <= 64 : tiles * 2 <= sm_count && k_units <= 32))
+        return {2, 2, 2, 1, 2, 2, 2};
     if (tiles <= 2 * sm_count) {
-        if (k_units <= 8) return {2, 2, 2, 2, 2, 2};
-        if (k_units <= max_warps * 4) return {4, 4, 2, 1, 2, 2};
-        if (k_units <= max_warps * 8) return {8, 4, 2, 1, 2, 1};
+        if (k_units <= 8) return {2, 2, 2, 2, 2, 2, 1};
+        if (k_units <= max_warps * 4) return {4, 4, 2, 1, 2, 2, 1};
+        if (k_units <= max_warps * 8) return {8, 4, 2, 1, 2, 1, 1};
     }
     const int splits = (k_units + 7) / 8;
-    if (splits <= 8) return {8, 4, 1, max_warps / splits, 2, 1};
-    if (splits <= max_warps) return {8, 8, 1, 1, splits > 12 ? 3 : 2, splits > 12 ? 2 : 1};
-    return {20, 4, 1, 1, 3, 2};
+    if (splits <= 8) return {8, 4, 1, max_warps / splits, 2, 1, 1};
+    if (splits <= max_warps) return {8, 8, 1, 1, splits > 12 ? 3 : 2, splits > 12 ? 2 : 1, 1};
+    return {20, 4, 1, 1, 3, 2, 1};
 }
-Configuration configure_many(int k_units, int tiles, int sm_count, bool small_shared) {
+Configuration configure_many(int k_units, int tiles, int sm_count, bool small_shared, bool clusters) {
+    if (clusters && tiles * 4 <= sm_count && k_units >= 16) {
+        if (k_units <= 32) return {1, 1, 1, 1, 2, 2, 2};
+        if (k_units <= 64) return {2, 2, 1, 1, 2, 2, 2};
+    }
     if (tiles <= sm_count) {
-        if (k_units <= 8) return {1, 1, 1, 2, 2, 2};
-        if (k_units <= max_warps * 2) return {2, 2, 1, 1, 2, 2};
-        if (k_units <= max_warps * 4 && !small_shared) return {4, 4, 1, 1, 3, 1};
+        if (k_units <= 8) return {1, 1, 1, 2, 2, 2, 1};
+        if (k_units <= max_warps * 2) return {2, 2, 1, 1, 2, 2, 1};
+        if (k_units <= max_warps * 4 && !small_shared) return {4, 4, 1, 1, 3, 1, 1};
     }
     const int splits = (k_units + 7) / 8;
-    if (small_shared) return {8, 4, 1, std::max(1, max_warps / 2 / splits), 2, 1};
-    if (splits <= 4 || tiles <= 2 * sm_count) return {8, 4, 1, tiles <= 2 * sm_count ? 1 : max_warps / splits, 3, 1};
-    if (k_units <= max_warps * 4) return {4, 4, 1, 1, 2, 1};
-    if (k_units <= max_warps * 5) return {5, 5, 1, 1, 2, 1};
-    return {8, 4, 1, 1, 3, 1};
+    if (small_shared) return {8, 4, 1, std::max(1, max_warps / 2 / splits), 2, 1, 1};
+    if (splits <= 4 || tiles <= 2 * sm_count) return {8, 4, 1, tiles <= 2 * sm_count ? 1 : max_warps / splits, 3, 1, 1};
+    if (k_units <= max_warps * 4) return {4, 4, 1, 1, 2, 1, 1};
+    if (k_units <= max_warps * 5) return {5, 5, 1, 1, 2, 1, 1};
+    return {8, 4, 1, 1, 3, 1, 1};
 }
 
-template <class T, bool Single, int Units, int ChunkUnits, int BlocksPerSm>
+template <class T, bool Single, int Units, int ChunkUnits, int BlocksPerSm, bool Clustered = false>
 cudaError_t launch(const Parameters& base, Configuration c, const GemvArguments& a) {
-    auto* const kernel = gemv_kernel<T, Single, Units, ChunkUnits, max_warps * 32, BlocksPerSm>;
+    auto* const kernel = gemv_kernel<T, Single, Units, ChunkUnits, max_warps * 32, BlocksPerSm, Clustered>;
     Parameters p = base;
-    p.splits = (p.k_units + Units - 1) / Units;
+    p.cluster = c.cluster;
+    if (Clustered && (p.tiles * p.cluster > a.sm_count || c.groups != 1)) return cudaErrorInvalidConfiguration;
+    p.splits = (p.k_units + Units * p.cluster - 1) / (Units * p.cluster);
     if (p.splits > max_warps) return cudaErrorInvalidConfiguration;
     p.groups = std::clamp(c.groups, 1, max_warps / p.splits);
     p.stages = a.kernel_arch < 90 ? cp_async_stages : c.stages;
@@ -685,22 +738,29 @@ cudaError_t launch(const Parameters& base, Configuration c, const GemvArguments&
     const int warps = p.splits * p.groups;
     const std::size_t shared = static_cast<std::size_t>(warps) * p.stages * (ChunkUnits * unit_bytes + 8) +
                                static_cast<std::size_t>(p.groups) * buffers * (p.splits * (Single ? 256 : 512) + 16) +
-                               (Single ? 0 : static_cast<std::size_t>(warps) * EightTokens<Units>::scratch_bytes);
+                               (Single ? 0 : static_cast<std::size_t>(warps) * EightTokens<Units>::scratch_bytes) +
+                               static_cast<std::size_t>(p.cluster - 1) * (Single ? 256 : 512) + 8;
     if (shared > static_cast<std::size_t>(a.max_shared_memory)) return cudaErrorInvalidConfiguration;
     // Always the same value, so that threads that launch at once do not undo each other's.
     if (const cudaError_t e =
             cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, a.max_shared_memory))
         return e;
     cudaLaunchConfig_t config{};
-    config.gridDim = dim3(static_cast<unsigned>(std::min(a.sm_count, (p.tiles + p.groups - 1) / p.groups)));
+    const int blocks = Clustered ? p.tiles * p.cluster : std::min(a.sm_count, (p.tiles + p.groups - 1) / p.groups);
+    config.gridDim = dim3(static_cast<unsigned>(blocks));
     config.blockDim = dim3(32, static_cast<unsigned>(p.splits), static_cast<unsigned>(p.groups));
     config.dynamicSmemBytes = shared;
     config.stream = a.stream;
-    cudaLaunchAttribute attribute{};
-    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attribute.val.programmaticStreamSerializationAllowed = 1;
-    config.attrs = &attribute;
-    config.numAttrs = a.programmatic_launch && a.kernel_arch >= 90 ? 1 : 0;
+    cudaLaunchAttribute attributes[2]{};
+    config.attrs = attributes;
+    if (a.programmatic_launch && a.kernel_arch >= 90) {
+        attributes[config.numAttrs].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+        attributes[config.numAttrs++].val.programmaticStreamSerializationAllowed = 1;
+    }
+    if constexpr (Clustered) {
+        attributes[config.numAttrs].id = cudaLaunchAttributeClusterDimension;
+        attributes[config.numAttrs++].val.clusterDim = {static_cast<unsigned>(p.cluster), 1, 1};
+    }
     return cudaLaunchKernelEx(&config, kernel, p);
 }
 
@@ -709,7 +769,11 @@ cudaError_t launch_configured(const Parameters& p, const Configuration& c, const
     const auto is = [&](int units, int chunk_units, int blocks_per_sm) {
         return c.units == units && c.chunk_units == chunk_units && c.blocks_per_sm == blocks_per_sm;
     };
-    if (p.m == 1) {
+    if (c.cluster > 1) {
+        if (p.m == 1 && is(2, 2, 2)) return launch<T, true, 2, 2, 2, true>(p, c, a);
+        if (p.m > 1 && is(1, 1, 1)) return launch<T, false, 1, 1, 1, true>(p, c, a);
+        if (p.m > 1 && is(2, 2, 1)) return launch<T, false, 2, 2, 1, true>(p, c, a);
+    } else if (p.m == 1) {
         if (is(2, 2, 2)) return launch<T, true, 2, 2, 2>(p, c, a);
         if (is(4, 4, 2)) return launch<T, true, 4, 4, 2>(p, c, a);
         if (is(8, 4, 2)) return launch<T, true, 8, 4, 2>(p, c, a);
@@ -745,7 +809,8 @@ std::size_t gemv_tensor_core_workspace(std::int64_t n, std::int64_t k, int max_s
 
 cudaError_t gemv_tensor_core_kernel_arch(int* arch) {
     cudaFuncAttributes attributes{};
-    const cudaError_t e = cudaFuncGetAttributes(&attributes, gemv_kernel<Float16, true, 2, 2, max_warps * 32, 2>);
+    const cudaError_t e =
+        cudaFuncGetAttributes(&attributes, gemv_kernel<Float16, true, 2, 2, max_warps * 32, 2, false>);
     if (e == cudaSuccess) *arch = attributes.ptxVersion;
     return e;
 }
@@ -769,6 +834,8 @@ cudaError_t gemv_tensor_core(const GemvArguments& a, const GemvTensorCoreTuning&
     p.k_units = static_cast<int>(prepacked::k_units(a.k));
     p.tiles = static_cast<int>(prepacked::row_tiles(a.n));
     p.x_aligned = reinterpret_cast<std::uintptr_t>(a.x) % 16 == 0 && (a.m == 1 || a.x_row_stride % 8 == 0);
+    // At M = 1 clusters gain for bf16 only (512x2048: 2.20 to 2.00 us; fp16: 1.95 to 2.59).
+    const bool clusters = a.kernel_arch >= 90;
     // Several launches where K is long: balanced, and the sums between them stay in fp32.
     const int all_units = static_cast<int>(prepacked::k_units(a.k));
     const int units_limit = max_units_a_launch(a.m, a.max_shared_memory);
@@ -780,11 +847,12 @@ cudaError_t gemv_tensor_core(const GemvArguments& a, const GemvTensorCoreTuning&
         p.k_units = std::min(units_a_pass, all_units - p.first_k_unit);
         p.sums_in = pass > 0 ? static_cast<const float*>(a.workspace) : nullptr;
         p.sums_out = pass + 1 < passes ? static_cast<float*>(a.workspace) : nullptr;
-        Configuration c = p.m == 1 ? configure_single(p.k_units, p.tiles, a.sm_count)
-                                   : configure_many(p.k_units, p.tiles, a.sm_count, is_small(a.max_shared_memory));
+        Configuration c = p.m == 1
+                              ? configure_single(p.k_units, p.tiles, a.sm_count, clusters && a.dtype == DType::bfloat16)
+                              : configure_many(p.k_units, p.tiles, a.sm_count, is_small(a.max_shared_memory), clusters);
         if (tuning.units != 0)
-            c = {tuning.units,  tuning.chunk_units, tuning.blocks_per_sm,
-                 tuning.groups, tuning.stages,      tuning.early_stages};
+            c = {tuning.units,  tuning.chunk_units,  tuning.blocks_per_sm, tuning.groups,
+                 tuning.stages, tuning.early_stages, tuning.cluster};
         const cudaError_t e =
             a.dtype == DType::float16 ? launch_configured<Float16>(p, c, a) : launch_configured<BFloat16>(p, c, a);
         if (e != cudaSuccess) return e;

@@ -41,6 +41,7 @@ struct GemvTensorCoreTuning {
     int groups = 1;         // row tiles in flight in a block
     int stages = 2;         // copies in flight in a warp
     int early_stages = 1;   // of them, requested before x
+    int cluster = 1;        // blocks that share a tile along K (SM90)
 };
 
 // Bytes of GemvArguments::workspace: 0 up to K = 8192 (4096 where a block has less than 120 KiB of shared memory).

@@ -45,8 +45,10 @@ GemvArguments gemv_arguments(const DeviceWeight& w, const Problem& p, void* part
 
 }  // namespace
 
-WeightForm choose_form(std::int64_t k, int block_size, bool has_nan_scales, int sm, const Options& options) {
-    const bool wanted = sm >= tensor_core_sm && options.gemv_tensor_core && options.path != "gemv_scalar";
+WeightForm choose_form(std::int64_t k, int block_size, bool has_nan_scales, const DeviceSpec& device,
+                       const Options& options) {
+    const bool can_run = (device.kernels & path_bit(PathId::gemv_tensor_core)) != 0;
+    const bool wanted = can_run && options.gemv_tensor_core && options.path != "gemv_scalar";
     return wanted && !has_nan_scales && prepacked::supports(k, block_size) ? WeightForm::prepacked
                                                                            : WeightForm::canonical;
 }
@@ -66,6 +68,11 @@ const DeviceSpec& cached_spec(int device) {
     spec.sm = info.sm;
     spec.sm_count = info.sm_count;
     spec.kernels = kernels_of_build;
+    // On a newer GPU the kernels may be those of an old architecture's PTX, which has no body of this one.
+    const CurrentDevice current(device);
+    int arch = 0;
+    FP4LINEAR_CUDA_CHECK(gemv_tensor_core_kernel_arch(&arch));
+    if (arch < tensor_core_sm) spec.kernels &= ~path_bit(PathId::gemv_tensor_core);
     return specs->emplace(device, std::move(spec)).first->second;
 }
 

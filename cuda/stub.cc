@@ -31,7 +31,7 @@ void dequantize_host(const DequantizeArguments& /*weight*/, DType /*out_dtype*/,
 }
 
 // Nothing below is reached: no layer gets onto a device that device_count() denies.
-WeightForm choose_form(std::int64_t /*k*/, int /*block_size*/, bool /*has_nan_scales*/, int /*sm*/,
+WeightForm choose_form(std::int64_t /*k*/, int /*block_size*/, bool /*has_nan_scales*/, const DeviceSpec& /*device*/,
                        const Options& /*options*/) {
     throw std::runtime_error(no_cuda);
 }

@@ -32,7 +32,8 @@ class Weight {
 };
 
 // The form that a layer on this device should hold: prepacked where a path that reads it can run.
-WeightForm choose_form(std::int64_t k, int block_size, bool has_nan_scales, int sm, const Options& options);
+WeightForm choose_form(std::int64_t k, int block_size, bool has_nan_scales, const DeviceSpec& device,
+                       const Options& options);
 
 std::unique_ptr<Weight> make_weight(const WeightArguments& arguments);  // synchronises once
 

@@ -66,7 +66,7 @@ def test_info_json() -> None:
     assert facts["version"] == fp4linear.__version__
     assert sum(isa["selected"] for isa in facts["cpu"]["isas"]) == 1
     assert facts["cpu"]["threads"] >= 1
-    assert facts["paths"]["M=1"]["path"] == "cpu_gemv"
+    assert facts["paths"]["cpu, M=1"]["path"] == "cpu_gemv"
     assert {"FP4LINEAR_PATH", "FP4LINEAR_NUM_THREADS"} <= {switch["name"] for switch in facts["environment"]}
     assert facts["libraries"]["numpy"] == np.__version__
 
@@ -254,7 +254,7 @@ def test_bench_cold_weights_are_distinct_and_compared_with_the_bandwidth(
     monkeypatch.setattr(cpu, "COLD_BYTES", 100_000)
     monkeypatch.setattr(cpu, "BANDWIDTH_BYTES", 1 << 22)
     out = tmp_path / "out.jsonl"
-    run("bench", "--seconds", "0", "--shape", "128x128", "--dtype", "bf16", "--json", out)
+    run("bench", "--device", "cpu", "--seconds", "0", "--shape", "128x128", "--dtype", "bf16", "--json", out)
     record = json.loads(out.read_text())
     assert (record["weights"], record["weight_sets"]) == ("cold", -(-100_000 // (128 * 64 + 128 * 8)))
     assert record["bandwidth_share"] == pytest.approx(record["gb_s"] / record["bandwidth_gb_s"])
@@ -311,7 +311,7 @@ def test_bench_suites() -> None:
     for name in ("decode", "prefill", *MODELS):
         assert all(item.n > 0 and item.k % 2 == 0 for item in suite(name))
     listed = run("bench", "--list-suites").output.split()
-    assert listed == ["default", "decode", "prefill", *MODELS]
+    assert listed == ["default", "decode", "prefill", "qwen-step", *MODELS]
 
 
 def test_bench_does_without_bf16_where_ml_dtypes_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+from collections.abc import Iterator
 from typing import Any
 
 import ml_dtypes
@@ -14,10 +14,17 @@ from tests import reference
 from tests.child import run_child
 from tests.tolerance import assert_same_bits, assert_within_contract
 
-os.environ.setdefault("JAX_PLATFORMS", "cpu")
 jax = pytest.importorskip("jax")
 jnp = pytest.importorskip("jax.numpy")
 pytestmark = pytest.mark.jax
+
+
+@pytest.fixture(autouse=True)
+def arrays_on_the_cpu() -> Iterator[None]:
+    """Where JAX sees a GPU, it is not the subject here."""
+    with jax.default_device(jax.devices("cpu")[0]):
+        yield
+
 
 DTYPES = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16, "float32": np.float32}
 dtypes = pytest.mark.parametrize("dtype", sorted(DTYPES))

@@ -26,14 +26,20 @@ def variants(n: int, k: int, m: int) -> dict[str, Callable[[], object]]:
     scales = random.integers(0x20, 0x59, (n, k // 16), dtype=np.uint8)
     layer = fp4linear.Fp4Linear(b, scales, 2.0**-6, device="cuda")
     x = torch.randn(m, k, dtype=torch.bfloat16, device="cuda")
+    same = torch.empty_like(x)
     dense = torch.randn(n, k, dtype=torch.bfloat16, device="cuda")
     out = torch.empty(m, n, dtype=torch.bfloat16, device="cuda")
     stream = torch.cuda.current_stream().cuda_stream
+    no_rows, no_out = x[:0], out[:0]
+    scalar = fp4linear.Fp4Linear(b, scales, 2.0**-6, device="cuda", path="gemv_scalar")
     return {
         "forward(x)": lambda: layer.forward(x),
         "forward(x, out=)": lambda: layer.forward(x, out=out),
         "forward(x, stream=)": lambda: layer.forward(x, stream=stream),
         "forward(x, out=, stream=)": lambda: layer.forward(x, out=out, stream=stream),
+        "  of it without a launch": lambda: layer.forward(no_rows, out=no_out, stream=stream),
+        "  the same, gemv_scalar": lambda: scalar.forward(x, out=out, stream=stream),
+        "torch.mul(x, x, out=)": lambda: torch.mul(x, x, out=same),
         "torch.nn.functional.linear": lambda: torch.nn.functional.linear(x, dense),
         "torch.empty": lambda: torch.empty(m, n, dtype=torch.bfloat16, device="cuda"),
     }

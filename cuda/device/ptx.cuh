@@ -71,6 +71,27 @@ __device__ __forceinline__ void mbarrier_expect_bytes(std::uint32_t barrier, std
                  "r"(bytes)
                  : "memory");
 }
+// [barrier.cluster, mapa, st.async] A cluster's blocks meet once at the start; after that, values and their arrival
+// travel together.
+__device__ __forceinline__ std::uint32_t cluster_rank() {
+    std::uint32_t rank;
+    asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    return rank;
+}
+__device__ __forceinline__ void cluster_arrive() {
+    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+}
+__device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
+__device__ __forceinline__ std::uint32_t address_in_block(std::uint32_t address, std::uint32_t rank) {
+    std::uint32_t remote;
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(address), "r"(rank));
+    return remote;
+}
+__device__ __forceinline__ void store_async(std::uint32_t remote, float value, std::uint32_t remote_barrier) {
+    asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(remote),
+                 "r"(__float_as_uint(value)), "r"(remote_barrier)
+                 : "memory");
+}
 // [cp.async.bulk] global to shared; source, destination and size are multiples of 16.
 __device__ __forceinline__ void bulk_copy(std::uint32_t destination, const void* source, std::uint32_t bytes,
                                           std::uint32_t barrier) {

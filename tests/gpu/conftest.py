@@ -2,7 +2,29 @@
 
 from __future__ import annotations
 
+import functools
 import os
+
+import numpy as np
+import pytest
+
+import fp4linear
 
 # JAX takes three quarters of the GPU's memory at its first use otherwise, and the tests share it with torch and CuPy.
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+
+
+@pytest.fixture(autouse=True)
+def _path_in_this_build(request: pytest.FixtureRequest) -> None:
+    """A build for an architecture before SM80 has no gemv_tensor_core, on newer GPUs too."""
+    parameters = getattr(getattr(request.node, "callspec", None), "params", {})
+    if parameters.get("path") == "gemv_tensor_core" and "no kernel" in _why_not_tensor_core():
+        pytest.skip("this build has no kernel of gemv_tensor_core for this GPU")
+
+
+@functools.cache
+def _why_not_tensor_core() -> str:
+    if not fp4linear._core.cuda_info()["devices"]:
+        return ""
+    layer = fp4linear.Fp4Linear(np.zeros((16, 64), np.uint8), np.zeros((16, 8), np.uint8), 1.0, device="cuda")
+    return str(layer.plan(1).reasons.get("gemv_tensor_core", ""))

@@ -371,10 +371,9 @@ Array from_torch(nb::handle object, const char* argument, Gradient gradient, con
             !type.attr("__torch_dispatch__").is(torch_tensor().type().attr("__torch_dispatch__")))
             raise(PyExc_TypeError, name + ": expected a plain torch.Tensor, got " + qualified_name(object));
     }
-    static const Name is_meta("is_meta"), requires_grad("requires_grad");
+    static const Name requires_grad("requires_grad");
     // Called through its descriptor: a bound method would be made and thrown away.
     static const auto* is_neg = new nb::object(torch_tensor().type().attr("is_neg"));
-    if (is_meta.is_true_of(tensor)) raise(PyExc_ValueError, name + ": a meta tensor holds no data");
     if (requires_grad.is_true_of(tensor)) {
         const bool recording = nb::cast<bool>(torch_tensor().module().attr("is_grad_enabled")());
         if (gradient == Gradient::refuse || (gradient == Gradient::refuse_if_recording && recording))
@@ -392,7 +391,8 @@ Array from_torch(nb::handle object, const char* argument, Gradient gradient, con
     if (api != nullptr && api->tensor_from_object != nullptr) {
         dlpack::Tensor borrowed;
         if (api->tensor_from_object(tensor.ptr(), &borrowed) != 0) {
-            nb::python_error error;  // sparse, batched by vmap, and other tensors without plain memory
+            nb::python_error error;  // meta, sparse, batched by vmap, and other tensors without plain memory
+            if (nb::cast<bool>(tensor.attr("is_meta"))) raise(PyExc_ValueError, name + ": a meta tensor holds no data");
             raise_naming(error, PyExc_TypeError, argument);
         }
         fill_from_tensor(a, borrowed, argument, place);

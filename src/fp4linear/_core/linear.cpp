@@ -290,7 +290,9 @@ Place place_of_layer(const Linear& linear) {
 std::optional<void*> parse_stream(nb::handle stream) {
     if (stream.is_none()) return std::nullopt;
     nb::object handle = nb::borrow(stream);
-    if (nb::hasattr(stream, "__cuda_stream__")) {
+    if (PyLong_CheckExact(stream.ptr())) {
+        // Asking an int for the protocol would raise and drop an error on every call.
+    } else if (nb::hasattr(stream, "__cuda_stream__")) {
         nb::object protocol = stream.attr("__cuda_stream__");
         if (PyCallable_Check(protocol.ptr()) != 0) protocol = protocol();
         if (!nb::isinstance<nb::tuple>(protocol) || nb::len(protocol) != 2)

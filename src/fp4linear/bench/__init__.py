@@ -4,6 +4,6 @@ from __future__ import annotations
 
 from .accuracy import Accuracy, measure
 from .runner import Record, run
-from .suites import MODELS, Item, suite
+from .suites import MODELS, Item, Part, suite
 
-__all__ = ["MODELS", "Accuracy", "Item", "Record", "measure", "run", "suite"]
+__all__ = ["MODELS", "Accuracy", "Item", "Part", "Record", "measure", "run", "suite"]

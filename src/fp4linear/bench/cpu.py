@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import platform
 import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -10,8 +12,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from .accuracy import measure
 from .blas import blas_threads
-from .device import Timing, Weight
+from .device import Checked, Timing, Weight
 from .suites import Item
 from .timing import Samples, alternate
 
@@ -26,6 +29,7 @@ class Prepared:
     """An item that is ready to run."""
 
     item: Item
+    weight: Weight
     threads: int
     layers: list[Any]
     x: npt.NDArray[Any]
@@ -37,14 +41,18 @@ class Cpu:
     """Layers are built once a shape and kept until another shape is asked for."""
 
     name = "cpu"
+    limit: float | None = None
 
     def __init__(self, *, dense: bool = True) -> None:
         self._dense = dense
+        self.model = platform.processor() or platform.machine()
         self._kept: tuple[Any, list[Any], list[npt.NDArray[np.float32]]] = (None, [], [])
 
     def prepare(self, item: Item, weight: Weight) -> Prepared:
         from fp4linear import _core
 
+        if item.sets is not None:
+            raise ValueError("device: a chain of layers is timed as a CUDA graph, got cpu")
         threads = item.threads or _core.default_threads()
         key = (item.n, item.k, item.cold, threads, item.path, item.isa)
         if self._kept[0] != key:
@@ -53,7 +61,7 @@ class Cpu:
         _, layers, dense = self._kept
         x32 = np.random.default_rng(1).standard_normal((item.m, item.k), dtype=np.float32)
         x = x32.astype(numpy_dtype(item.dtype))
-        return Prepared(item, threads, layers, x, x.astype(np.float32), dense)
+        return Prepared(item, weight, threads, layers, x, x.astype(np.float32), dense)
 
     def _layers(self, item: Item, weight: Weight, threads: int) -> list[Any]:
         from fp4linear import Fp4Linear
@@ -75,13 +83,20 @@ class Cpu:
         return [first.T, *(first.copy().T for _ in range(count - 1))]
 
     def result(self, prepared: Prepared) -> tuple[npt.NDArray[Any], npt.NDArray[Any], str | None, str]:
+        """x, y, path and instruction set of one call."""
         from fp4linear import _core
 
         layer = prepared.layers[-1]
         y = layer.forward(prepared.x)
         return prepared.x, y, layer.last_path, _core.last_isa()
 
-    def time(self, prepared: Prepared, seconds: float) -> Timing:
+    def verify(self, prepared: Prepared) -> Checked:
+        x, y, path, isa = self.result(prepared)
+        weight = prepared.weight
+        return Checked(measure(x, y, weight.b, weight.scales, weight.scale2, sample=True), path, isa)
+
+    def time(self, parts: Sequence[Prepared], seconds: float) -> Timing:
+        (prepared,) = parts
         sides: dict[str, Any] = {"ours": [partial(layer.forward, prepared.x) for layer in prepared.layers]}
         if prepared.dense:
             sides["dense"] = [partial(np.matmul, prepared.x32, w) for w in prepared.dense]
@@ -91,7 +106,8 @@ class Cpu:
             else:
                 samples, bandwidth = alternate(sides, seconds), None
         what = f"numpy float32, threads: {prepared.threads}" if limited else "numpy float32, threads: not set"
-        return Timing(samples["ours"], samples.get("dense"), what, bandwidth, len(prepared.layers))
+        weights = "cold" if prepared.item.cold else "hot"
+        return Timing(samples["ours"], samples.get("dense"), what, bandwidth, len(prepared.layers), weights)
 
     def _time_cold(self, prepared: Prepared, sides: Any, seconds: float) -> tuple[dict[str, Samples], float]:
         """Samples, and the bandwidth measured before, between and after them: both drift on a shared machine."""

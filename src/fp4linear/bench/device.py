@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from .accuracy import Accuracy
 from .suites import Item
 from .timing import Samples
 
@@ -38,8 +40,12 @@ def random_weight(n: int, k: int, seed: int = 0) -> Weight:
 
 @dataclass
 class Timing:
-    """What a device measured for one item. bandwidth: bytes a second that it reads, in the same run; None where the
-    weights don't come from memory.
+    """What a device measured for one item.
+
+    ours, dense: seconds of a call, or of a whole chain. bandwidth: bytes a second that the device reads, in the same
+    run; None where the weights don't come from memory. weights: "cold" (from memory), "hot" (one layer again and
+    again) or "L2" (all layers together are smaller than the caches). launches: calls of ours that one time was taken
+    over. accuracy: of the results of the timed calls, where they were checked.
     """
 
     ours: Samples
@@ -47,18 +53,39 @@ class Timing:
     dense_is: str
     bandwidth: float | None
     weight_sets: int
+    weights: str = "cold"
+    launches: int = 1
+    bandwidth_by: str = ""
+    accuracy: Accuracy | None = None
+
+
+@dataclass(frozen=True)
+class Checked:
+    """A call's accuracy, the path that ran and the instruction set or architecture that ran it."""
+
+    accuracy: Accuracy
+    path: str | None
+    isa: str
 
 
 class Device(Protocol):
     """A place where layers run."""
 
     name: str
+    model: str  # of the processor
+    limit: float | None  # bytes a second that were once measured on this model
 
     def prepare(self, item: Item, weight: Weight) -> Any:
-        """Layers, x and dense weights of an item."""
+        """Layers (`.layers`), x and dense weights of an item."""
 
-    def result(self, prepared: Any) -> tuple[npt.NDArray[Any], npt.NDArray[Any], str | None, str]:
-        """One call: x, y, the path that ran and the instruction set or architecture that ran it."""
+    def verify(self, prepared: Any) -> Checked:
+        """One call, compared with float64."""
 
-    def time(self, prepared: Any, seconds: float) -> Timing:
-        """Alternating samples of ours and of a dense matmul."""
+    def time(self, parts: Sequence[Any], seconds: float) -> Timing:
+        """Alternating samples of ours and of a dense matmul. Several parts are a chain."""
+
+
+def wanted_path(layer: Any, item: Item) -> str | None:
+    """The path that has to run."""
+    path: str | None = layer.plan(item.m, item.dtype).path if item.path == "auto" else item.path
+    return path

@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 DTYPES = ("bfloat16", "float16", "float32")
 SHORT_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+
+
+class Part(NamedTuple):
+    """So many layers of one shape, each with its own weight."""
+
+    layers: int
+    n: int
+    k: int
 
 
 @dataclass(frozen=True)
 class Item:
     """One measurement: y [M, N] = x [M, K] · W^T.
 
-    cold: weights rotate over more memory than any cache holds; threads: None for all; path and isa: forced ones.
+    cold: weights rotate over more memory than any cache holds; threads: None for all; path and isa: forced ones;
+    chain: several layers one after another, timed as one (N and K are 0); sets: the number of weight sets, where the
+    item is a part of a chain.
     """
 
     n: int
@@ -25,6 +36,18 @@ class Item:
     path: str = "auto"
     isa: str | None = None
     label: str = ""
+    chain: tuple[Part, ...] = ()
+    sets: int | None = None
+
+    @property
+    def parts(self) -> list[Item]:
+        """Items of one shape each: itself, or those of the chain."""
+        if not self.chain:
+            return [self]
+        return [replace(self, n=part.n, k=part.k, sets=part.layers, chain=()) for part in self.chain]
+
+    def __str__(self) -> str:
+        return f"{self.label or 'chain' if self.chain else f'{self.n}x{self.k}'} M={self.m} {self.dtype}"
 
 
 # (label, N, K). Sources: the models' published configurations.
@@ -58,6 +81,18 @@ SHAPES = ((512, 2048), (2048, 512), (4096, 4096), (11008, 4096), (17408, 5120), 
 DECODE_M = (1, 2, 4, 8, 16)
 PREFILL_M = (32, 64, 128, 512)
 
+# On a GPU decode has the larger shapes too, and prefill two that say what there is to say.
+GPU_SHAPES = (*SHAPES, (28672, 8192), (248320, 2048))
+GPU_DECODE_M = (1, 2, 4, 8)
+GPU_PREFILL_SHAPES = ((4096, 4096), (11008, 4096))
+GPU_PREFILL_M = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
+
+# The quantised layers of one decode step of Qwen3.6-35B-A3B as published for another library's operator: of each of
+# 40 layers gate, up and down of one expert, and the head.
+QWEN_STEP = Item(0, 0, 4, label="Qwen3.6 step", chain=(Part(80, 512, 2048), Part(40, 2048, 512), Part(1, 248320, 2048)))
+CHAINS = {"qwen-step": QWEN_STEP}
+NAMES = ("default", "decode", "prefill", *CHAINS, *MODELS)
+
 
 def default_suite() -> list[Item]:
     """The figures of record of the CPU: decode from memory on all threads, and one hot layer on one thread."""
@@ -66,15 +101,28 @@ def default_suite() -> list[Item]:
     return cold + hot
 
 
-def suite(name: str) -> list[Item]:
-    """The items of "default", "decode", "prefill" or a model of MODELS. ValueError for another name."""
-    if name == "default":
+def suite(name: str, device: str = "cpu") -> list[Item]:
+    """The items of one of NAMES, for "cpu" or "cuda"; default is decode on a GPU. ValueError for another name, and for
+    a chain on the CPU.
+    """
+    gpu = device != "cpu"
+    if name in CHAINS:
+        if not gpu:
+            raise ValueError(f"suite: {name} is timed as one CUDA graph, got device cpu")
+        return [CHAINS[name]]
+    if name == "default" and not gpu:
         return default_suite()
-    if name in ("decode", "prefill"):
-        return [Item(n, k, m) for n, k in SHAPES for m in (DECODE_M if name == "decode" else PREFILL_M)]
+    if name in ("default", "decode"):
+        return product(GPU_SHAPES, GPU_DECODE_M) if gpu else product(SHAPES, DECODE_M)
+    if name == "prefill":
+        return product(GPU_PREFILL_SHAPES, GPU_PREFILL_M) if gpu else product(SHAPES, PREFILL_M)
     if name in MODELS:
         return [Item(n, k, m, label=label) for label, n, k in MODELS[name] for m in (1, 8, 64)]
-    raise ValueError(f"suite: got {name!r}, expected default, decode, prefill, {', '.join(MODELS)}")
+    raise ValueError(f"suite: got {name!r}, expected {', '.join(NAMES)}")
+
+
+def product(shapes: Iterable[tuple[int, int]], rows: Sequence[int]) -> list[Item]:
+    return [Item(n, k, m) for n, k in shapes for m in rows]
 
 
 def vary(items: Iterable[Item], *, m: Iterable[int] | None = None, dtypes: Iterable[str] | None = None) -> list[Item]:

@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 TURN_SECONDS = 0.04  # of one side, before the other has its turn
-# Idle time before each turn. The threads of OpenBLAS spin for some 25 ms after a matmul; a call of ours in that time
-# shares the cores with them, and the other way round: 8.7 ms were measured for a matmul that takes 0.2.
-SETTLE_SECONDS = 0.03
+# Idle time before each turn. The threads of OpenBLAS spin on after a matmul, and a call of ours in that time shares the
+# cores with them: 11008x4096 at M = 1 took 1117 us after 0.03 s, 793 after 0.1 and 823 after 0.3 (2 cores).
+SETTLE_SECONDS = 0.1
 MIN_ROUNDS = 5
 MAX_ROUNDS = 50
 

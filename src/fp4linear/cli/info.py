@@ -21,6 +21,7 @@ LIBRARIES = (
     "matplotlib",
     "nanobind-backend",
 )
+PROBED_M = (1, 64)  # decode and prefill
 
 
 def command(
@@ -41,15 +42,24 @@ def collect() -> dict[str, Any]:
     import fp4linear
     from fp4linear import _core
 
-    probe = fp4linear.Fp4Linear(np.zeros((128, 64), np.uint8), np.zeros((128, 8), np.uint8), 1.0)
-    plans = {f"M={m}": probe.plan(m) for m in (1, 64)}
+    cuda = _core.cuda_info()
+    paths: dict[str, dict[str, Any]] = {}
+    for device in ("cpu", *(f"cuda:{device['index']}" for device in cuda["devices"])):
+        try:
+            probe = fp4linear.Fp4Linear(np.zeros((128, 64), np.uint8), np.zeros((128, 8), np.uint8), 1.0, device=device)
+        except (RuntimeError, ValueError) as error:  # a GPU that is there and can't be used is worth knowing
+            paths[device] = {"path": None, "reasons": {}, "error": str(error)}
+            continue
+        for m in PROBED_M:
+            plan = probe.plan(m)
+            paths[f"{device}, M={m}"] = {"path": plan.path, "reasons": dict(plan.reasons)}
     return {
         "version": fp4linear.__version__,
         "python": platform.python_version(),
         "machine": {"system": platform.platform(), "cpu": cpu_name()},
         "cpu": {"isas": _core.isas(), "threads": _core.default_threads()},
-        "cuda": _core.cuda_info(),
-        "paths": {rows: {"path": plan.path, "reasons": dict(plan.reasons)} for rows, plan in plans.items()},
+        "cuda": cuda,
+        "paths": paths,
         "environment": _core.environment(),
         "libraries": {name: version_of(name) for name in LIBRARIES},
     }
@@ -93,11 +103,14 @@ def show(facts: dict[str, Any]) -> None:
     if not cuda["devices"] and cuda["reason"] != cuda.get("build_info"):
         console.print(f"  no device: {cuda['reason']}")
 
-    for rows, plan in facts["paths"].items():
-        table = Table("path", "", title=f"Paths at {rows}", title_justify="left", box=box.SIMPLE_HEAD)
+    for where, plan in facts["paths"].items():
+        table = Table("path", "", title=f"Paths on {where}", title_justify="left", box=box.SIMPLE_HEAD)
         for path, reason in plan["reasons"].items():
             table.add_row(path, reason)
-        table.add_row(f"[bold]{plan['path']}[/]", "runs")
+        if "error" in plan:
+            table.add_row("none", plan["error"])
+        else:
+            table.add_row(f"[bold]{plan['path']}[/]", "runs")
         console.print(table)
 
     switches = Table(
