@@ -8,12 +8,14 @@ namespace {
 
 // Limits of the GPU paths. Each is a property of the kernel, not a crossover: crossovers are measured, per
 // architecture.
-constexpr std::int64_t gemv_scalar_max_m = 8;       // rows of x that a warp's registers hold
-constexpr std::int64_t gemv_tensor_core_max_m = 8;  // the n of mma.m16n8k16
-constexpr std::int64_t prepacked_k = 64;            // of a unit of the prepacked weight (cuda/prepacked.h)
-constexpr std::int64_t gemv_scalar_k = 32;          // a lane's share of K, 16 bytes of codes
-constexpr std::int64_t native_multiple = 32;        // of N and K, from the 16-byte alignment of TMA boxes
-constexpr int gemv_scalar_columns_per_block = 8;    // warps a block, a column each
+constexpr std::int64_t gemv_scalar_max_m = 8;      // rows of x that a warp's registers hold
+constexpr std::int64_t gemv_tensor_core_rows = 8;  // of x in one pass over the weight: the n of mma.m16n8k16
+constexpr std::int64_t gemv_tensor_core_max_m =
+    32;                                     // four passes; above it dequantising once is cheaper (docs/performance.md)
+constexpr std::int64_t prepacked_k = 64;    // of a unit of the prepacked weight (cuda/prepacked.h)
+constexpr std::int64_t gemv_scalar_k = 32;  // a lane's share of K, 16 bytes of codes
+constexpr std::int64_t native_multiple = 32;      // of N and K, from the 16-byte alignment of TMA boxes
+constexpr int gemv_scalar_columns_per_block = 8;  // warps a block, a column each
 
 std::string number(std::int64_t v) { return std::to_string(v); }
 
@@ -110,18 +112,28 @@ std::string native_nvfp4_worth_it(const PlanQuery& q, const DeviceSpec&, const O
     return q.m > gemv_scalar_max_m ? "" : "M = " + number(q.m) + " is bound by memory: a GEMV needs no rounding of x";
 }
 
+std::string gemm_fused_can_run(const PlanQuery& q, const DeviceSpec& d, const Options&) {
+    return first_unmet([&] { return needs_cuda(d, PathId::gemm_fused); }, [&] { return needs_sm(d, 80); },
+                       [&] { return needs_16_bit_x(q); }, [&] { return needs_block_16(q); },
+                       [&] { return needs_multiple("K", q.k, prepacked_k); });
+}
+
+// Above 8 rows the GEMV reads the weight once every 8 rows; a path that reads it once comes first.
+std::string gemv_tensor_core_worth_it(const PlanQuery& q, const DeviceSpec& d, const Options& o) {
+    std::string unmet = gpu_gemv_worth_it(q, d, o);
+    if (!unmet.empty() || q.m <= gemv_tensor_core_rows) return unmet;
+    const bool native = native_nvfp4_can_run(q, d, o).empty() && native_nvfp4_worth_it(q, d, o).empty();
+    if (!native && !gemm_fused_can_run(q, d, o).empty()) return "";
+    return "M = " + number(q.m) + " takes more than one pass over the weight, " +
+           (native ? "native_nvfp4" : "gemm_fused") + " one";
+}
+
 std::string native_emulated_can_run(const PlanQuery&, const DeviceSpec& d, const Options&) {
     if ((d.kernels & path_bit(PathId::native_emulated)) == 0) return "this build has no kernel of this path";
     return "";
 }
 std::string native_emulated_worth_it(const PlanQuery&, const DeviceSpec&, const Options&) {
     return "runs only where path='native_emulated' asks for it";
-}
-
-std::string gemm_fused_can_run(const PlanQuery& q, const DeviceSpec& d, const Options&) {
-    return first_unmet([&] { return needs_cuda(d, PathId::gemm_fused); }, [&] { return needs_sm(d, 80); },
-                       [&] { return needs_16_bit_x(q); }, [&] { return needs_block_16(q); },
-                       [&] { return needs_multiple("K", q.k, prepacked_k); });
 }
 
 std::string dequant_cublas_can_run(const PlanQuery& q, const DeviceSpec& d, const Options& o) {
@@ -136,7 +148,7 @@ std::string dequant_cublas_can_run(const PlanQuery& q, const DeviceSpec& d, cons
 constexpr std::array<Path, path_count> paths{{
     {PathId::cpu_gemv, "cpu_gemv", cpu_gemv_can_run, cpu_gemv_worth_it},
     {PathId::cpu_gemm, "cpu_gemm", cpu_gemm_can_run, always},
-    {PathId::gemv_tensor_core, "gemv_tensor_core", gemv_tensor_core_can_run, gpu_gemv_worth_it},
+    {PathId::gemv_tensor_core, "gemv_tensor_core", gemv_tensor_core_can_run, gemv_tensor_core_worth_it},
     {PathId::gemv_scalar, "gemv_scalar", gemv_scalar_can_run, gpu_gemv_worth_it},
     {PathId::native_nvfp4, "native_nvfp4", native_nvfp4_can_run, native_nvfp4_worth_it},
     {PathId::native_emulated, "native_emulated", native_emulated_can_run, native_emulated_worth_it},

@@ -87,15 +87,29 @@ DeviceSpec device_spec(int device) {
 bool cublaslt_available() { return cublaslt::available(); }
 int sm_count(int device) { return cached_spec(device).sm_count; }
 
+namespace {
+
+// Passes of at most 8 rows, as even as they come: each reads the weight, which from the second on may still be in L2.
+void run_gemv_tensor_core(const DeviceWeight& w, const Problem& p, cudaStream_t stream) {
+    void* partials = w.gemv_scratch == 0 ? nullptr : scratch(Scratch::gemv_partials, w.gemv_scratch, stream);
+    const std::int64_t passes = (p.m + gemv_tensor_core_max_m - 1) / gemv_tensor_core_max_m;
+    for (std::int64_t pass = 0; pass < passes; ++pass) {
+        const std::int64_t first = p.m * pass / passes, last = p.m * (pass + 1) / passes;
+        Problem rows = p;
+        rows.m = last - first;
+        rows.x = static_cast<const char*>(p.x) + first * p.x_row_stride * 2;
+        rows.y = static_cast<char*>(p.y) + first * p.n * 2;
+        FP4LINEAR_CUDA_CHECK(gemv_tensor_core(gemv_arguments(w, rows, partials, stream)));
+    }
+}
+
+}  // namespace
+
 void run(PathId path, const Weight& weight, const Problem& problem, int rows_per_block, void* stream) {
     const auto& w = static_cast<const DeviceWeight&>(weight);
     const auto s = static_cast<cudaStream_t>(stream);
     switch (path) {
-        case PathId::gemv_tensor_core:
-            FP4LINEAR_CUDA_CHECK(gemv_tensor_core(gemv_arguments(
-                w, problem, w.gemv_scratch == 0 ? nullptr : scratch(Scratch::gemv_partials, w.gemv_scratch, s),
-                stream)));
-            return;
+        case PathId::gemv_tensor_core: run_gemv_tensor_core(w, problem, s); return;
         case PathId::gemv_scalar:
             FP4LINEAR_CUDA_CHECK(gemv_scalar(gemv_arguments(w, problem, nullptr, stream), rows_per_block));
             return;

@@ -51,10 +51,6 @@ const Isa* find_isa(std::string_view name);  // null for an unknown name
 // The set whose kernels ran last in this process, as they noted it themselves; empty before the first call.
 std::string_view last_isa_run();
 
-// The instruction set whose kernel the calling thread's last gemv or gemm ran, noted by the kernel's own file; ""
-// before.
-std::string_view last_isa_run();
-
 // Largest M for which gemv is the faster of the two (measured; see docs/performance.md).
 std::int64_t gemv_max_m(const Isa& isa, DType dtype);
 

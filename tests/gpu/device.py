@@ -77,20 +77,23 @@ class GpuPath(NamedTuple):
     in_features: st.SearchStrategy[int]
     block_sizes: st.SearchStrategy[int]
     row_counts: st.SearchStrategy[int]
+    most_rows: int = 1 << 40
 
 
 # N and K on both sides of a tile, a warp's range of K and a block's.
 TENSOR_CORE = GpuPath(
     "gemv_tensor_core",
-    st.one_of(st.integers(1, 9).map(lambda window: 128 * window), st.sampled_from([2048, 2176, 4096, 8192])),
+    st.one_of(st.integers(1, 18).map(lambda unit: 64 * unit), st.sampled_from([2048, 2176, 4096, 8192, 8256])),
     st.just(16),
-    st.integers(1, 8),
+    st.one_of(st.integers(1, 8), st.integers(1, 32)),
+    32,
 )
 SCALAR = GpuPath(
     "gemv_scalar",
     st.one_of(st.integers(1, 20).map(lambda share: 32 * share), st.sampled_from([992, 1024, 1056, 2080, 4096])),
     st.just(16),
     st.integers(1, 8),
+    8,
 )
 CUBLAS = GpuPath(
     "dequant_cublas",

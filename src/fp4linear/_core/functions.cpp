@@ -293,7 +293,7 @@ void bind_functions(nb::module_& m) {
     m.def("default_threads", [] { return cpu::default_threads(); }, "Threads of a CPU call that asks for none.");
     m.def(
         "last_isa", [] { return std::string(cpu::last_isa_run()); },
-        "The instruction set whose kernel the calling thread's last CPU call ran, said by the kernel itself.");
+        "The instruction set whose kernel ran last in this process, said by the kernel itself; '' before any.");
     m.def("cuda_dequantize", cuda_dequantize, nb::arg("b"), nb::arg("scales"), nb::arg("scale2"),
           nb::arg("block_size") = 16, nb::arg("device") = 0,
           nb::sig("def cuda_dequantize(b: typing.Any, scales: typing.Any, scale2: float, block_size: int = 16, "

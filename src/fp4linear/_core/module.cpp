@@ -16,6 +16,8 @@ DType parse_dtype(const std::string& text) {
 
 NB_MODULE(_core, m) {
     m.doc() = "Compiled core of fp4linear.";
+    // Frameworks keep layers alive in caches and globals until after the interpreter's last collection.
+    nanobind::set_leak_warnings(false);
     m.attr("__version__") = FP4LINEAR_VERSION;
     m.attr("_ArrayT") = nanobind::type_var("_ArrayT");  // forward() returns the type of array that it was given
     fp4linear::python::bind_plan(m);
