@@ -6,8 +6,9 @@
 // lane 0 requests chunk after chunk, no other warp is waited for. Partial sums meet in shared memory, where a warp that
 // rotates from tile to tile adds them in a fixed order, one tile late, and stores y.
 //
-// A layer with few tiles would leave most of the GPU idle: there a cluster of blocks shares a tile along K, and its
-// first block adds the others' sums, which arrive in its shared memory.
+// A K whose x does not fit in the registers of a block is shared by a cluster of blocks, which take turns in adding up
+// a tile: the others' sums arrive in the owner's shared memory. Small layers have a kernel of their own
+// (gemv_small.cu).
 //
 // M = 1: the x of slice s goes to column s % 8 of B alone. Eight mma then give 16 x 8 sums a block of 16 K, and
 // the scales multiply those 4 floats a lane instead of the 4 x 8 registers of A.
@@ -22,7 +23,9 @@
 #include <cmath>
 
 #include "cuda/device/fp4.cuh"
+#include "cuda/device/gemv.cuh"
 #include "cuda/device/ptx.cuh"
+#include "cuda/gemv_parameters.h"
 #include "cuda/kernels.h"
 #include "cuda/prepacked.h"
 
@@ -50,83 +53,6 @@ constexpr int x_row_pitch = 144;  // bytes of a staged row of 64 K: 128 + 16, so
 constexpr int x_scratch_bytes = 8 * x_row_pitch;
 constexpr int cp_async_stages = 2;  // before SM90: cp.async.wait_group takes a constant
 
-struct Parameters {
-    const std::uint8_t* weight;
-    const std::uint16_t* x;
-    std::uint16_t* y;
-    const float* scale2_rows;
-    const float* bias;
-    float scale2;
-    std::int64_t x_row_stride;
-    std::int64_t n;
-    std::int64_t k;
-    int m;
-    int k_units;
-    int tiles;
-    int splits;   // warps along K in a block
-    int cluster;  // blocks along K: they share one tile
-    int groups;
-    int stages;
-    bool x_aligned;        // rows start at multiples of 16 bytes
-    int early_stages;      // requested before x
-    int first_k_unit;      // a K beyond what the registers of a block hold takes several launches
-    const float* sums_in;  // of the launches before, or null
-    float* sums_out;       // for the next launch, or null: then y is stored
-};
-
-// Sums are kept * 2^sum_exponent until the epilogue.
-template <class T>
-constexpr int sum_exponent = 10;
-template <>
-constexpr int sum_exponent<Float16> = Float16::weight_exponent;
-
-// 2^e, e in [-126, 127].
-__device__ __forceinline__ float power_of_two(int e) { return __int_as_float((e + 127) << 23); }
-
-__device__ __forceinline__ bool is_finite(float v) { return fabsf(v) <= 3.4028235e38f; }
-__device__ __forceinline__ double scale2_of(const Parameters& p, std::int64_t row) {
-    return static_cast<double>(p.scale2_rows != nullptr ? p.scale2_rows[row] : p.scale2);
-}
-__device__ __forceinline__ double bias_of(const Parameters& p, std::int64_t row) {
-    return p.bias != nullptr ? static_cast<double>(p.bias[row]) : 0.0;
-}
-
-// One output's sum in fp64 by a whole warp. False where x is not finite.
-template <class T>
-__device__ bool exact_sum(const Parameters& p, std::int64_t row, int token, double& sum) {
-    const int lane = threadIdx.x % 32;
-    const std::uint16_t* x = p.x + token * p.x_row_stride;
-    bool finite = true;
-    sum = 0.0;
-    for (std::int64_t k = lane; k < p.k; k += 32) {
-        const prepacked::CodePosition position = prepacked::code_position(row, k, p.k);
-        const std::uint32_t word = *reinterpret_cast<const std::uint32_t*>(p.weight + position.word);
-        const std::uint32_t code = prepacked::code_from_word(word, position.sign_bit, position.magnitude_shift);
-        const std::uint8_t scale = p.weight[prepacked::scale_position(row, k / prepacked::slice_k, p.k)];
-        const float value = T::to_float(x[k]);
-        finite = finite && is_finite(value);
-        sum += static_cast<double>(float_from_code(code) * (scale_magnitude(scale, 0) * 0x1p120f)) *
-               static_cast<double>(value);
-    }
-    for (int offset = 16; offset > 0; offset /= 2) sum += __shfl_xor_sync(0xFFFFFFFFu, sum, offset);
-    return __all_sync(0xFFFFFFFFu, finite);
-}
-
-// Outputs of a tile that are not finite, again in fp64: rare, and out of the way of the fast loop's registers.
-template <class T>
-__device__ __noinline__ void repair_tile(const Parameters& p, std::int64_t tile) {
-    const int lane = threadIdx.x % 32;
-    for (int token = 0; token < p.m; ++token)
-        for (int r = 0; r < prepacked::unit_rows; ++r) {
-            const std::int64_t row = tile * prepacked::unit_rows + r;
-            if (row >= p.n || is_finite(T::to_float(p.y[token * p.n + row]))) continue;
-            double sum;
-            if (!exact_sum<T>(p, row, token, sum))
-                break;  // the whole token: Inf and NaN propagate as the fast loop had them
-            if (lane == 0) p.y[token * p.n + row] = T::from_double(sum * scale2_of(p, row) + bias_of(p, row));
-        }
-}
-
 // The x of a K range [k_begin, k_end) in registers, as B operands; M = 1. Lane (g, t) holds slices g, g + 8, ...: the
 // others are zero in its column.
 template <int Units>
@@ -136,7 +62,7 @@ struct SingleToken {
     int output_exponent = 0;  // what the sums must be multiplied by, 2^output_exponent
     bool lift = false;
 
-    __device__ __forceinline__ void load(const Parameters& p, std::int64_t k_begin, std::int64_t k_end, int lane) {
+    __device__ __forceinline__ void load(const GemvParameters& p, std::int64_t k_begin, std::int64_t k_end, int lane) {
         const int g = lane / 4;
         const int t = lane % 4;
 #pragma unroll
@@ -195,8 +121,9 @@ struct SingleToken {
     __device__ __forceinline__ void normalise(Float16) {}
 
     // acc[0], acc[1]: this lane's share of rows g and g + 8.
-    template <class T, bool Lift, int ChunkUnits, bool KeepMasked>
-    __device__ __forceinline__ void multiply_chunk(float (&acc)[2], int first_unit, std::uint32_t chunk,
+    // SkipLast: a K range may be a pair of units short.
+    template <class T, bool Lift, int ChunkUnits, bool KeepMasked, bool SkipLast>
+    __device__ __forceinline__ void multiply_chunk(float (&acc)[2], int first_unit, int units, std::uint32_t chunk,
                                                    int lane) const {
         int g = lane / 4;
         if constexpr (!KeepMasked)
@@ -205,6 +132,7 @@ struct SingleToken {
         constexpr float scale_factor = T::code_exponent == -126 ? 0x1p127f : 0x1p120f;
 #pragma unroll
         for (int u = 0; u < ChunkUnits; u += 2) {
+            if (SkipLast && first_unit + u == Units - 2 && units <= Units - 2) break;
             const bool both = u + 1 < ChunkUnits;
             const int j = (first_unit + u) / 2;
             const std::uint32_t unit = chunk + u * unit_bytes;
@@ -242,10 +170,10 @@ struct SingleToken {
 };
 
 // The x of a K range in registers, as B operands; up to 8 tokens, rows past M are zero.
-template <int Units>
+template <int Units, int ChunkUnits>
 struct EightTokens {
     // For x on its way to registers, and for the decoded scales of a chunk.
-    static constexpr int scratch_bytes = Units == 5 ? 1280 : x_scratch_bytes;
+    static constexpr int scratch_bytes = 256 * ChunkUnits > x_scratch_bytes ? 256 * ChunkUnits : x_scratch_bytes;
     std::uint32_t b[Units * 4][2];
 
     __device__ static __forceinline__ std::uint32_t prescale(std::uint32_t pair, BFloat16) {
@@ -254,7 +182,7 @@ struct EightTokens {
     __device__ static __forceinline__ std::uint32_t prescale(std::uint32_t pair, Float16) { return pair; }
 
     template <class T, class AfterRequests>
-    __device__ __forceinline__ void load(const Parameters& p, std::int64_t k_begin, std::int64_t k_end,
+    __device__ __forceinline__ void load(const GemvParameters& p, std::int64_t k_begin, std::int64_t k_end,
                                          std::uint32_t scratch, int lane, const AfterRequests& after_requests) {
         if (p.x_aligned) {
             // Rows of 64 K are read 16 bytes a lane, and turned into operands through shared memory.
@@ -311,8 +239,9 @@ struct EightTokens {
 
     // `scratch`: 128 bytes a unit for each of the two row halves. The four lanes of a row need the same scales, so each
     // scale is decoded by one lane and shared.
-    template <class T, int ChunkUnits>
-    __device__ __forceinline__ void multiply_chunk(float (&acc)[2][4], int first_unit, std::uint32_t chunk,
+    // SkipLast: a K range may be a unit short.
+    template <class T, bool SkipLast>
+    __device__ __forceinline__ void multiply_chunk(float (&acc)[2][4], int first_unit, int units, std::uint32_t chunk,
                                                    std::uint32_t scratch, int lane) const {
         constexpr int half_bytes = ChunkUnits * 128;
         static_assert(2 * half_bytes <= scratch_bytes);
@@ -333,6 +262,7 @@ struct EightTokens {
         __syncwarp();
 #pragma unroll
         for (int u = 0; u < ChunkUnits; ++u) {
+            if (SkipLast && first_unit + u == Units - 1 && units < Units) break;
             const uint4 codes = load_shared_128(chunk + u * unit_bytes + lane * 16);
             const uint4 upper = load_shared_128(scratch + u * 128 + (lane / 4) * 16);
             const uint4 lower = load_shared_128(scratch + half_bytes + u * 128 + (lane / 4) * 16);
@@ -419,19 +349,6 @@ struct WeightStream {
     }
 };
 
-// round(scale2 * sum + bias). In fp32 the factor 2^-sum_exponent joins scale2, which is exact unless scale2 is near the
-// end of the range.
-template <class T>
-__device__ __forceinline__ std::uint16_t epilogue(const Parameters& p, std::int64_t row, float sum) {
-    const float scale2 = p.scale2_rows != nullptr ? p.scale2_rows[row] : p.scale2;
-    const float bias = p.bias != nullptr ? p.bias[row] : 0.0f;
-    if (fabsf(scale2) >= 0x1p-100f && fabsf(scale2) <= 0x1p100f)
-        return T::from_float(
-            fmaf(sum, scale2 * (sum_exponent<T> > 0 ? 1.0f / (1 << sum_exponent<T>) : 1 << -sum_exponent<T>), bias));
-    constexpr double unit = sum_exponent<T> > 0 ? 1.0 / (1 << sum_exponent<T>) : 1 << -sum_exponent<T>;
-    return T::from_double(static_cast<double>(sum) * unit * static_cast<double>(scale2) + static_cast<double>(bias));
-}
-
 template <bool Single>
 struct TileSums {
     static constexpr int values = Single ? 2 : 4;  // of a lane: rows g, g + 8; tokens 2t, 2t + 1
@@ -461,7 +378,7 @@ __device__ __forceinline__ TileSums<Single> add_partials(const float* partials, 
 
 // Stores y of a tile. True where a sum is not finite.
 template <class T, bool Single>
-__device__ __forceinline__ bool store_tile(const Parameters& p, TileSums<Single>& sums, int tile, int lane) {
+__device__ __forceinline__ bool store_tile(const GemvParameters& p, TileSums<Single>& sums, int tile, int lane) {
     bool left_range = false;
     const std::int64_t slot = static_cast<std::int64_t>(tile) * TileSums<Single>::values * 32 + lane;
     if (p.sums_in != nullptr)
@@ -485,7 +402,7 @@ __device__ __forceinline__ bool store_tile(const Parameters& p, TileSums<Single>
         const int token = Single ? 0 : 2 * (lane % 4) + i % 2;
         const bool valid = row < p.n && token < p.m && (!Single || lane % 4 == 0);
         if (valid) {
-            p.y[token * p.n + row] = epilogue<T>(p, row, sums.v[i]);
+            p.y[token * p.n + row] = epilogue<T>(scale2_of(p, row), bias_of(p, row), sums.v[i]);
             left_range = left_range || !is_finite(sums.v[i]);
         }
     }
@@ -493,7 +410,7 @@ __device__ __forceinline__ bool store_tile(const Parameters& p, TileSums<Single>
 }
 
 template <class T, bool Single, int Units, int ChunkUnits, int Threads, int BlocksPerSm, bool Clustered>
-__global__ void __launch_bounds__(Threads, BlocksPerSm) gemv_kernel(const __grid_constant__ Parameters p) {
+__global__ void __launch_bounds__(Threads, BlocksPerSm) gemv_kernel(const __grid_constant__ GemvParameters p) {
 #if __CUDA_ARCH__ >= 800  // mma.m16n8k16 and cp.async; SM75 builds hold an empty kernel that nothing launches
     extern __shared__ __align__(128) std::uint8_t shared[];
     constexpr int chunk_bytes = ChunkUnits * unit_bytes;
@@ -512,9 +429,11 @@ __global__ void __launch_bounds__(Threads, BlocksPerSm) gemv_kernel(const __grid
     const std::uint32_t base = shared_address(shared);
     const std::uint32_t partials_offset = warps * p.stages * chunk_bytes;
     const std::uint32_t scratch_offset = partials_offset + p.groups * buffers * p.splits * partial_floats * 4;
-    const std::uint32_t parts_offset = scratch_offset + (Single ? 0 : warps * EightTokens<Units>::scratch_bytes);
-    const std::uint32_t barriers_offset = parts_offset + (cluster - 1) * partial_floats * 4;
-    const std::uint32_t scratch = base + scratch_offset + warp * EightTokens<Units>::scratch_bytes;
+    const std::uint32_t parts_offset =
+        scratch_offset + (Single ? 0 : warps * EightTokens<Units, ChunkUnits>::scratch_bytes);
+    const int slots = Clustered ? p.slots : 0;
+    const std::uint32_t barriers_offset = parts_offset + slots * cluster * partial_floats * 4;
+    const std::uint32_t scratch = base + scratch_offset + warp * EightTokens<Units, ChunkUnits>::scratch_bytes;
     const std::uint32_t stage_barriers = base + barriers_offset + warp * p.stages * 8;
     const std::uint32_t full = base + barriers_offset + (warps * p.stages + group * 2 * buffers) * 8;
     const std::uint32_t empty = full + buffers * 8;
@@ -523,10 +442,16 @@ __global__ void __launch_bounds__(Threads, BlocksPerSm) gemv_kernel(const __grid
 
     launch_dependents();
     const int rank = static_cast<int>(blockIdx.x) % cluster;
-    const int first_unit = (rank * p.splits + split) * Units;
-    const int units = min(Units, p.k_units - first_unit);  // none is left for some warps of a cluster
-    const int first_tile = group * gridDim.x + static_cast<int>(blockIdx.x) / cluster;
-    const int tile_step = p.groups * gridDim.x;
+    const int part = rank * p.splits + split;
+    // A cluster deals K out evenly, which costs registers and gains nothing for one block.
+    constexpr int step = Single ? 2 : 1;
+    const int first_unit = Clustered ? part * p.units_a_warp + min(part, p.extra_steps) * step : part * Units;
+    const int units =  // none for some warps of a cluster
+        Clustered ? max(0, min(p.units_a_warp + (part < p.extra_steps ? step : 0), p.k_units - first_unit))
+                  : min(Units, p.k_units - first_unit);
+    const int row_blocks = static_cast<int>(gridDim.x) / cluster;
+    const int first_tile = group * row_blocks + static_cast<int>(blockIdx.x) / cluster;
+    const int tile_step = p.groups * row_blocks;
     const std::int64_t tile_bytes = (p.k / unit_k) * unit_bytes;
     const std::int64_t first_byte =
         first_tile * tile_bytes + static_cast<std::int64_t>(p.first_k_unit + first_unit) * unit_bytes;
@@ -556,10 +481,11 @@ __global__ void __launch_bounds__(Threads, BlocksPerSm) gemv_kernel(const __grid
             mbarrier_init(empty + i * 8, arrivals_a_warp);
         }
 #if __CUDA_ARCH__ >= 900
-        if (Clustered && group == 0) {
-            mbarrier_init(parts_arrived, 1);
+        if (Clustered) {
+            for (int i = 0; i < slots; ++i) mbarrier_init(parts_arrived + i * 8, 1);
             fence_mbarrier_init();
-            if (rank == 0) mbarrier_expect_bytes(parts_arrived, (cluster - 1) * partial_floats * 4);
+            for (int i = 0; i < slots; ++i)
+                mbarrier_expect_bytes(parts_arrived + i * 8, (cluster - 1) * partial_floats * 4);
         }
 #endif
     }
@@ -577,7 +503,7 @@ __global__ void __launch_bounds__(Threads, BlocksPerSm) gemv_kernel(const __grid
         for (int s = p.early_stages; s < p.stages; ++s) stream.request(lane);
     };
     SingleToken<Units> single;
-    EightTokens<Units> eight;
+    EightTokens<Units, ChunkUnits> eight;
     if constexpr (Single) {
         single.load(p, k_begin, k_end, lane);
         fill_ring();
@@ -595,35 +521,55 @@ __global__ void __launch_bounds__(Threads, BlocksPerSm) gemv_kernel(const __grid
     const int used_chunks = (units + ChunkUnits - 1) / ChunkUnits;
     bool left_range = false;
 
+    // A cluster's blocks take turns as the owner of a tile, which adds the others' sums to its own. Each of its tiles
+    // has a slot of its own with a place for every block: nothing is used twice.
+    [[maybe_unused]] constexpr int values = TileSums<Single>::values;
+    [[maybe_unused]] float* const slot_sums = reinterpret_cast<float*>(shared + parts_offset) + lane;
+
     // Sums of the group's i-th tile: by the warp whose turn it is.
-    const auto finish = [&](int i) {
+    const auto collect = [&](int i) {
         const int buffer = i % buffers;
         mbarrier_wait(full + buffer * 8, (i / buffers) & 1);
         TileSums<Single> sums = add_partials<Single>(partials + buffer * p.splits * partial_floats, p.splits, lane);
         __syncwarp();
         if (lane < arrivals_a_warp) mbarrier_arrive(empty + buffer * 8);
-#if __CUDA_ARCH__ >= 900
         if constexpr (Clustered) {
-            constexpr int values = TileSums<Single>::values;
-            if (rank != 0) {
-                const std::uint32_t to = base + parts_offset + ((rank - 1) * values * 32 + lane) * 4;
+#if __CUDA_ARCH__ >= 900
+            const int owner = i % cluster;
+            const int slot = i / cluster;
+            float* const mine = slot_sums + (slot * cluster + rank) * values * 32;
+            if (rank == owner) {
 #pragma unroll
-                for (int v = 0; v < values; ++v)
-                    store_async(address_in_block(to + v * 128, 0), sums.v[v], address_in_block(parts_arrived, 0));
-                return;
+                for (int v = 0; v < values; ++v) mine[v * 32] = sums.v[v];
+            } else {
+                const std::uint32_t to = address_in_block(shared_address(mine), owner);
+                const std::uint32_t arrived = address_in_block(parts_arrived + slot * 8, owner);
+#pragma unroll
+                for (int v = 0; v < values; ++v) store_async(to + v * 128, sums.v[v], arrived);
             }
-            mbarrier_wait(parts_arrived, 0);
-            const float* parts = reinterpret_cast<const float*>(shared + parts_offset) + lane;
-            for (int r = 1; r < cluster; ++r, parts += values * 32)
-#pragma unroll
-                for (int v = 0; v < values; ++v) sums.v[v] += parts[v * 32];
-        }
 #endif
+        } else {
+            left_range |= store_tile<T, Single>(p, sums, first_tile + i * tile_step, lane);
+        }
+    };
+    // The end of a tile of a cluster, later: the blocks need not keep step.
+    [[maybe_unused]] const auto complete = [&](int i) {
+#if __CUDA_ARCH__ >= 900
+        if (i % cluster != rank) return;
+        const int slot = i / cluster;
+        mbarrier_wait(parts_arrived + slot * 8, 0);
+        const float* parts = slot_sums + slot * cluster * values * 32;
+        TileSums<Single> sums;
+        for (int r = 0; r < cluster; ++r, parts += values * 32)
+#pragma unroll
+            for (int v = 0; v < values; ++v) sums.v[v] += parts[v * 32];
         left_range |= store_tile<T, Single>(p, sums, first_tile + i * tile_step, lane);
+#endif
     };
 
     int turn = 0;  // i % splits
     int previous_turn = -1;
+    int older_turn = -1;
     int i = 0;
     for (int tile = first_tile; tile < p.tiles; tile += tile_step, ++i) {
         const int buffer = i % buffers;
@@ -635,12 +581,13 @@ __global__ void __launch_bounds__(Threads, BlocksPerSm) gemv_kernel(const __grid
                 const std::uint32_t chunk = stream.wait();
                 if constexpr (Single) {
                     if (sum_exponent<T> > 0 && single.lift)
-                        single.template multiply_chunk<T, true, ChunkUnits, false>(acc, c * ChunkUnits, chunk, lane);
+                        single.template multiply_chunk<T, true, ChunkUnits, false, Clustered>(acc, c * ChunkUnits,
+                                                                                              units, chunk, lane);
                     else
-                        single.template multiply_chunk<T, false, ChunkUnits, keep_masked>(acc, c * ChunkUnits, chunk,
-                                                                                          lane);
+                        single.template multiply_chunk<T, false, ChunkUnits, keep_masked, Clustered>(
+                            acc, c * ChunkUnits, units, chunk, lane);
                 } else {
-                    eight.template multiply_chunk<T, ChunkUnits>(chains, c * ChunkUnits, chunk, scratch, lane);
+                    eight.template multiply_chunk<T, Clustered>(chains, c * ChunkUnits, units, chunk, scratch, lane);
                 }
                 stream.release(lane);
             }
@@ -660,17 +607,24 @@ __global__ void __launch_bounds__(Threads, BlocksPerSm) gemv_kernel(const __grid
         }
         __syncwarp();
         if (lane < arrivals_a_warp) mbarrier_arrive(full + buffer * 8);
-        if (split == previous_turn) finish(i - 1);
+        if (Clustered && split == older_turn) complete(i - 2);
+        if (split == previous_turn) collect(i - 1);
+        older_turn = previous_turn;
         previous_turn = turn;
         turn = turn + 1 == p.splits ? 0 : turn + 1;
     }
-    if (split == previous_turn) finish(i - 1);
+    if (Clustered && split == older_turn) complete(i - 2);
+    if (split == previous_turn) {
+        collect(i - 1);
+        if (Clustered) complete(i - 1);
+    }
     if constexpr (sum_exponent<T> > 0) {
         // A warp repairs the tiles that it has stored.
         __syncwarp();
         if (__any_sync(0xFFFFFFFFu, left_range))
-            for (int tile = first_tile + split * tile_step; tile < p.tiles; tile += p.splits * tile_step)
-                repair_tile<T>(p, tile);
+            for (int tile = first_tile + split * tile_step, own = split; tile < p.tiles;
+                 tile += p.splits * tile_step, own += p.splits)
+                if (!Clustered || own % cluster == rank) repair_tile<T>(p, tile, 0, p.m);
     }
 #endif
 }
@@ -688,16 +642,16 @@ struct Configuration {
 };
 
 constexpr int max_warps = 16;
-constexpr int max_units_many = 8;     // a warp: 64 registers a lane hold the x of 8 tokens
-constexpr int max_units_single = 20;  // a warp: M = 1
+constexpr int max_units_many = 8;           // a warp: 64 registers a lane hold the x of 8 tokens
+constexpr int max_units_deep = 9;           // a warp of a cluster: 72 registers
+constexpr int max_units_single = 20;        // a warp: M = 1
+constexpr int deep_cluster = 2;             // blocks, which all pair up: an SM of Hopper never lacks its neighbour
+constexpr int max_deep_tiles_a_block = 64;  // each takes 520 bytes of shared memory
 
 // Measured on one H200 (docs/performance.md). More than two tiles an SM: long K ranges and few blocks; below: short
 // ranges, which spread over more warps, and room for the next layer's blocks.
-Configuration configure_single(int k_units, int tiles, int sm_count, bool clusters) {
-    if (clusters && k_units >= 16 && (tiles * 4 <= sm_count ? k_units <= 64 : tiles * 2 <= sm_count && k_units <= 32))
-        return {2, 2, 2, 1, 2, 2, 2};
+Configuration configure_single(int k_units, int tiles, int sm_count) {
     if (tiles <= 2 * sm_count) {
-        if (k_units <= 8) return {2, 2, 2, 2, 2, 2, 1};
         if (k_units <= max_warps * 4) return {4, 4, 2, 1, 2, 2, 1};
         if (k_units <= max_warps * 8) return {8, 4, 2, 1, 2, 1, 1};
     }
@@ -706,16 +660,7 @@ Configuration configure_single(int k_units, int tiles, int sm_count, bool cluste
     if (splits <= max_warps) return {8, 8, 1, 1, splits > 12 ? 3 : 2, splits > 12 ? 2 : 1, 1};
     return {20, 4, 1, 1, 3, 2, 1};
 }
-Configuration configure_many(int k_units, int tiles, int sm_count, bool small_shared, bool clusters) {
-    if (clusters && tiles * 4 <= sm_count && k_units >= 16) {
-        if (k_units <= 32) return {1, 1, 1, 1, 2, 2, 2};
-        if (k_units <= 64) return {2, 2, 1, 1, 2, 2, 2};
-    }
-    if (tiles <= sm_count) {
-        if (k_units <= 8) return {1, 1, 1, 2, 2, 2, 1};
-        if (k_units <= max_warps * 2) return {2, 2, 1, 1, 2, 2, 1};
-        if (k_units <= max_warps * 4 && !small_shared) return {4, 4, 1, 1, 3, 1, 1};
-    }
+Configuration configure_many(int k_units, int tiles, int sm_count, bool small_shared) {
     const int splits = (k_units + 7) / 8;
     if (small_shared) return {8, 4, 1, std::max(1, max_warps / 2 / splits), 2, 1, 1};
     if (splits <= 4 || tiles <= 2 * sm_count) return {8, 4, 1, tiles <= 2 * sm_count ? 1 : max_warps / splits, 3, 1, 1};
@@ -724,30 +669,50 @@ Configuration configure_many(int k_units, int tiles, int sm_count, bool small_sh
     return {8, 4, 1, 1, 3, 1, 1};
 }
 
+// K beyond what one block holds: a cluster of blocks, each with its part of K.
+Configuration configure_deep(int k_units, bool single) {
+    const int units = (k_units + max_warps * deep_cluster - 1) / (max_warps * deep_cluster);
+    if (single) {
+        if (units <= 8) return {8, 8, 1, 1, 2, 1, deep_cluster};
+        if (units <= 10) return {10, 10, 1, 1, 2, 1, deep_cluster};
+        return {20, 4, 1, 1, 3, 2, deep_cluster};
+    }
+    if (units <= 5) return {5, 5, 1, 1, 2, 1, deep_cluster};
+    if (units <= 7) return {7, 7, 1, 1, 2, 1, deep_cluster};
+    if (units <= 8) return {8, 4, 1, 1, 3, 1, deep_cluster};
+    return {9, 3, 1, 1, 3, 1, deep_cluster};
+}
+
 template <class T, bool Single, int Units, int ChunkUnits, int BlocksPerSm, bool Clustered = false>
-cudaError_t launch(const Parameters& base, Configuration c, const GemvArguments& a) {
+cudaError_t launch(const GemvParameters& base, Configuration c, const GemvArguments& a) {
     auto* const kernel = gemv_kernel<T, Single, Units, ChunkUnits, max_warps * 32, BlocksPerSm, Clustered>;
-    Parameters p = base;
+    GemvParameters p = base;
     p.cluster = c.cluster;
-    if (Clustered && (p.tiles * p.cluster > a.sm_count || c.groups != 1)) return cudaErrorInvalidConfiguration;
     p.splits = (p.k_units + Units * p.cluster - 1) / (Units * p.cluster);
     if (p.splits > max_warps) return cudaErrorInvalidConfiguration;
-    p.groups = std::clamp(c.groups, 1, max_warps / p.splits);
+    p.groups = Clustered ? 1 : std::clamp(c.groups, 1, max_warps / p.splits);
+    // M = 1 works on pairs of units.
+    const int steps = Single ? (p.k_units + 1) / 2 : p.k_units;
+    p.units_a_warp = steps / (p.splits * p.cluster) * (Single ? 2 : 1);
+    p.extra_steps = steps % (p.splits * p.cluster);
+    const int row_blocks = std::min(a.sm_count / p.cluster, (p.tiles + p.groups - 1) / p.groups);
+    if (row_blocks == 0) return cudaErrorInvalidConfiguration;
+    p.slots = Clustered ? ((p.tiles + row_blocks - 1) / row_blocks + p.cluster - 1) / p.cluster : 0;
     p.stages = a.kernel_arch < 90 ? cp_async_stages : c.stages;
     p.early_stages = std::min(c.early_stages, p.stages);
     const int warps = p.splits * p.groups;
-    const std::size_t shared = static_cast<std::size_t>(warps) * p.stages * (ChunkUnits * unit_bytes + 8) +
-                               static_cast<std::size_t>(p.groups) * buffers * (p.splits * (Single ? 256 : 512) + 16) +
-                               (Single ? 0 : static_cast<std::size_t>(warps) * EightTokens<Units>::scratch_bytes) +
-                               static_cast<std::size_t>(p.cluster - 1) * (Single ? 256 : 512) + 8;
+    const std::size_t shared =
+        static_cast<std::size_t>(warps) * p.stages * (ChunkUnits * unit_bytes + 8) +
+        static_cast<std::size_t>(p.groups) * buffers * (p.splits * (Single ? 256 : 512) + 16) +
+        (Single ? 0 : static_cast<std::size_t>(warps) * EightTokens<Units, ChunkUnits>::scratch_bytes) +
+        static_cast<std::size_t>(p.slots) * (p.cluster * (Single ? 256 : 512) + 8);
     if (shared > static_cast<std::size_t>(a.max_shared_memory)) return cudaErrorInvalidConfiguration;
     // Always the same value, so that threads that launch at once do not undo each other's.
     if (const cudaError_t e =
             cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, a.max_shared_memory))
         return e;
     cudaLaunchConfig_t config{};
-    const int blocks = Clustered ? p.tiles * p.cluster : std::min(a.sm_count, (p.tiles + p.groups - 1) / p.groups);
-    config.gridDim = dim3(static_cast<unsigned>(blocks));
+    config.gridDim = dim3(static_cast<unsigned>(row_blocks * p.cluster));
     config.blockDim = dim3(32, static_cast<unsigned>(p.splits), static_cast<unsigned>(p.groups));
     config.dynamicSmemBytes = shared;
     config.stream = a.stream;
@@ -765,24 +730,26 @@ cudaError_t launch(const Parameters& base, Configuration c, const GemvArguments&
 }
 
 template <class T>
-cudaError_t launch_configured(const Parameters& p, const Configuration& c, const GemvArguments& a) {
+cudaError_t launch_configured(const GemvParameters& p, const Configuration& c, const GemvArguments& a) {
     const auto is = [&](int units, int chunk_units, int blocks_per_sm) {
         return c.units == units && c.chunk_units == chunk_units && c.blocks_per_sm == blocks_per_sm;
     };
-    if (c.cluster > 1) {
-        if (p.m == 1 && is(2, 2, 2)) return launch<T, true, 2, 2, 2, true>(p, c, a);
-        if (p.m > 1 && is(1, 1, 1)) return launch<T, false, 1, 1, 1, true>(p, c, a);
-        if (p.m > 1 && is(2, 2, 1)) return launch<T, false, 2, 2, 1, true>(p, c, a);
+    if (c.cluster > 1 && p.m == 1) {
+        if (is(8, 8, 1)) return launch<T, true, 8, 8, 1, true>(p, c, a);
+        if (is(10, 10, 1)) return launch<T, true, 10, 10, 1, true>(p, c, a);
+        if (is(20, 4, 1)) return launch<T, true, 20, 4, 1, true>(p, c, a);
+    } else if (c.cluster > 1) {
+        if (is(5, 5, 1)) return launch<T, false, 5, 5, 1, true>(p, c, a);
+        if (is(7, 7, 1)) return launch<T, false, 7, 7, 1, true>(p, c, a);
+        if (is(8, 4, 1)) return launch<T, false, 8, 4, 1, true>(p, c, a);
+        if (is(9, 3, 1)) return launch<T, false, 9, 3, 1, true>(p, c, a);
     } else if (p.m == 1) {
-        if (is(2, 2, 2)) return launch<T, true, 2, 2, 2>(p, c, a);
         if (is(4, 4, 2)) return launch<T, true, 4, 4, 2>(p, c, a);
         if (is(8, 4, 2)) return launch<T, true, 8, 4, 2>(p, c, a);
         if (is(8, 4, 1)) return launch<T, true, 8, 4, 1>(p, c, a);
         if (is(8, 8, 1)) return launch<T, true, 8, 8, 1>(p, c, a);
         if (is(20, 4, 1)) return launch<T, true, 20, 4, 1>(p, c, a);
     } else {
-        if (is(1, 1, 1)) return launch<T, false, 1, 1, 1>(p, c, a);
-        if (is(2, 2, 1)) return launch<T, false, 2, 2, 1>(p, c, a);
         if (is(4, 4, 1)) return launch<T, false, 4, 4, 1>(p, c, a);
         if (is(5, 5, 1)) return launch<T, false, 5, 5, 1>(p, c, a);
         if (is(8, 4, 1)) return launch<T, false, 8, 4, 1>(p, c, a);
@@ -792,9 +759,10 @@ cudaError_t launch_configured(const Parameters& p, const Configuration& c, const
 
 constexpr bool is_small(int max_shared_memory) { return max_shared_memory < 120 * 1024; }
 
-// K that one launch covers, in units: what 16 warps hold. 99 KiB of shared memory (SM86, SM89) take 8 warps' rings for
-// M > 1.
-int max_units_a_launch(std::int64_t m, int max_shared_memory) {
+// K that one launch covers, in units: what 16 warps hold, or those of a cluster. 99 KiB of shared memory (SM86, SM89)
+// take 8 warps' rings for M > 1.
+int max_units_a_launch(std::int64_t m, int max_shared_memory, bool deep) {
+    if (deep) return max_warps * deep_cluster * (m == 1 ? max_units_single : max_units_deep);
     if (m == 1) return max_warps * max_units_single;
     return (is_small(max_shared_memory) ? max_warps / 2 : max_warps) * max_units_many;
 }
@@ -802,7 +770,7 @@ int max_units_a_launch(std::int64_t m, int max_shared_memory) {
 }  // namespace
 
 std::size_t gemv_tensor_core_workspace(std::int64_t n, std::int64_t k, int max_shared_memory) {
-    if (prepacked::k_units(k) <= max_units_a_launch(2, max_shared_memory)) return 0;
+    if (prepacked::k_units(k) <= max_units_a_launch(2, max_shared_memory, false)) return 0;
     return static_cast<std::size_t>(prepacked::row_tiles(n)) * prepacked::unit_rows * gemv_tensor_core_max_m *
            sizeof(float);
 }
@@ -810,7 +778,7 @@ std::size_t gemv_tensor_core_workspace(std::int64_t n, std::int64_t k, int max_s
 cudaError_t gemv_tensor_core_kernel_arch(int* arch) {
     cudaFuncAttributes attributes{};
     const cudaError_t e =
-        cudaFuncGetAttributes(&attributes, gemv_kernel<Float16, true, 2, 2, max_warps * 32, 2, false>);
+        cudaFuncGetAttributes(&attributes, gemv_kernel<Float16, true, 4, 4, max_warps * 32, 2, false>);
     if (e == cudaSuccess) *arch = attributes.ptxVersion;
     return e;
 }
@@ -820,7 +788,7 @@ bool gemv_tensor_core_supports(std::int64_t m, std::int64_t k, int block_size, i
 }
 
 cudaError_t gemv_tensor_core(const GemvArguments& a, const GemvTensorCoreTuning& tuning) {
-    Parameters p{};
+    GemvParameters p{};
     p.weight = a.prepacked;
     p.x = static_cast<const std::uint16_t*>(a.x);
     p.y = static_cast<std::uint16_t*>(a.y);
@@ -834,11 +802,21 @@ cudaError_t gemv_tensor_core(const GemvArguments& a, const GemvTensorCoreTuning&
     p.k_units = static_cast<int>(prepacked::k_units(a.k));
     p.tiles = static_cast<int>(prepacked::row_tiles(a.n));
     p.x_aligned = reinterpret_cast<std::uintptr_t>(a.x) % 16 == 0 && (a.m == 1 || a.x_row_stride % 8 == 0);
-    // At M = 1 clusters gain for bf16 only (512x2048: 2.20 to 2.00 us; fp16: 1.95 to 2.59).
     const bool clusters = a.kernel_arch >= 90;
+    SmallConfiguration small{tuning.units, tuning.groups, tuning.stages};
+    if (tuning.units == 0 ? configure_small(p, a.sm_count, small) : tuning.chunk_units == 0)
+        return gemv_small(p, small, a);
     // Several launches where K is long: balanced, and the sums between them stay in fp32.
-    const int all_units = static_cast<int>(prepacked::k_units(a.k));
-    const int units_limit = max_units_a_launch(a.m, a.max_shared_memory);
+    const int all_units = p.k_units;
+    const int pairs = a.sm_count / deep_cluster;
+    const bool can_be_deep = clusters && !is_small(a.max_shared_memory) && pairs > 0 &&
+                             p.tiles <= max_deep_tiles_a_block * a.sm_count && all_units > max_warps * max_units_many;
+    // One token's x would fit in one block: a cluster is for what it saves in the last, incomplete wave of tiles.
+    const bool fewer_waves =
+        can_be_deep && (p.tiles + pairs - 1) / pairs < deep_cluster * ((p.tiles + a.sm_count - 1) / a.sm_count);
+    const bool deep = can_be_deep && (p.m > 1 || fewer_waves || all_units > max_warps * max_units_single);
+    int units_limit = max_units_a_launch(a.m, a.max_shared_memory, deep && tuning.units == 0);
+    if (tuning.units != 0 && tuning.cluster > 1) units_limit = all_units;
     const int passes = (all_units + units_limit - 1) / units_limit;
     if (passes > 1 && a.workspace == nullptr) return cudaErrorInvalidValue;
     const int units_a_pass = (all_units + passes - 1) / passes;
@@ -847,9 +825,9 @@ cudaError_t gemv_tensor_core(const GemvArguments& a, const GemvTensorCoreTuning&
         p.k_units = std::min(units_a_pass, all_units - p.first_k_unit);
         p.sums_in = pass > 0 ? static_cast<const float*>(a.workspace) : nullptr;
         p.sums_out = pass + 1 < passes ? static_cast<float*>(a.workspace) : nullptr;
-        Configuration c = p.m == 1
-                              ? configure_single(p.k_units, p.tiles, a.sm_count, clusters && a.dtype == DType::bfloat16)
-                              : configure_many(p.k_units, p.tiles, a.sm_count, is_small(a.max_shared_memory), clusters);
+        Configuration c = deep       ? configure_deep(p.k_units, p.m == 1)
+                          : p.m == 1 ? configure_single(p.k_units, p.tiles, a.sm_count)
+                                     : configure_many(p.k_units, p.tiles, a.sm_count, is_small(a.max_shared_memory));
         if (tuning.units != 0)
             c = {tuning.units,  tuning.chunk_units,  tuning.blocks_per_sm, tuning.groups,
                  tuning.stages, tuning.early_stages, tuning.cluster};

@@ -33,7 +33,8 @@ struct GemvArguments {
 };
 
 // For tuning and tests: replaces the measured choice where units is not 0. The sets that exist are listed in the launch
-// code.
+// code. chunk_units 0 means the kernel for small layers: groups is then its warps, stages its blocks an SM, the rest is
+// ignored.
 struct GemvTensorCoreTuning {
     int units = 0;          // K of a warp, in units of 64
     int chunk_units = 0;    // of one copy
