@@ -108,13 +108,23 @@ headers: $(STAMPS)/headers
 clean:
 	rm -rf build dist $(VENV)
 
+# What Debian splits off from Python and compilers: root gets it installed, others are told.
+define need_debian
+{ [ "$$(id -u)" = 0 ] && command -v apt-get > /dev/null && echo 'installing $(1)' && \
+    apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $(1) > /dev/null; } || \
+    { echo '$(2): install it (apt-get install $(1))'; exit 1; }
+endef
+
 $(STAMPS)/venv:
 	@mkdir -p $(STAMPS)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
 	    { echo 'fp4linear needs Python 3.10 or later: make PYTHON=python3.11 ...'; exit 1; }
-	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); $(PYTHON) -m virtualenv $(VENV); } || \
-	    { rm -rf $(VENV); echo 'This Python can make no virtual environment: install python3-venv (apt-get install python3-venv)'; exit 1; }
-	@command -v $${CXX:-g++} > /dev/null || { echo 'No C++ compiler found: install g++ (apt-get install g++)'; exit 1; }
+	@command -v $${CXX:-g++} > /dev/null || $(call need_debian,g++,No C++ compiler found)
+	@$(PYTHON) -c 'import os, sys, sysconfig; sys.exit(not os.path.exists(sysconfig.get_path("include") + "/Python.h"))' || \
+	    $(call need_debian,python3-dev,The headers of this Python are missing)
+	@$(PYTHON) -c 'import ensurepip' 2> /dev/null || $(PYTHON) -c 'import virtualenv' 2> /dev/null || \
+	    $(call need_debian,python3-venv,This Python can make no virtual environment)
+	@$(PYTHON) -m venv $(VENV) 2> /dev/null || { rm -rf $(VENV); $(PYTHON) -m virtualenv $(VENV); }
 	@touch $@
 
 # Holds the switches, and is newer than a build only where they changed.
