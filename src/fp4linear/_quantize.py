@@ -39,6 +39,15 @@ def quantize(w: Any, *, method: Method = "max_abs", scale2: float | None = None)
     Raises:
         TypeError: w is not a float array.
         ValueError: w is not 2-D, K is odd, a value is not finite, or scale2 is not a finite number > 0.
+
+    Example:
+        >>> import numpy as np, fp4linear
+        >>> w = np.array([[0.5, -1.0, 1.5, 2.0, 3.0, -4.0, 6.0, 0.0]], np.float32)
+        >>> q = fp4linear.quantize(w, scale2=1.0)
+        >>> [f"{byte:02x}" for byte in q.b[0]], f"{q.scales[0, 0]:02x}"
+        (['a1', '43', 'e5', '07'], '38')
+        >>> bool((fp4linear.dequantize(*q) == w).all())
+        True
     """
     return Quantized(*_core.quantize(w, method, scale2))
 

@@ -99,6 +99,12 @@ def reference(
 
     Returns:
         float64 [..., N].
+
+    Example:
+        >>> import numpy as np, fp4linear
+        >>> b, scales = np.array([[0x42, 0x08]], np.uint8), np.array([[0x40]], np.uint8)  # 1, 2, -0, 0; scale 2
+        >>> fp4linear.reference([1.0, 1.0, 1.0, 1.0], b, scales, 0.5)
+        array([3.])
     """
     weight = reference_weight(b, scales, scale2, block_size=block_size)
     activations = np.asarray(x)
