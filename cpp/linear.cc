@@ -26,14 +26,6 @@ NanCount count_nan(const std::uint8_t* scales, std::int64_t count) {
     return result;
 }
 
-void check_finite(const std::vector<float>& scale2) {
-    for (std::size_t i = 0; i < scale2.size(); ++i) {
-        if (std::isfinite(scale2[i])) continue;
-        const std::string where = scale2.size() == 1 ? "scale2" : "scale2[" + std::to_string(i) + "]";
-        throw std::invalid_argument(where + " must be finite, got " + std::to_string(scale2[i]));
-    }
-}
-
 const cpu::Isa* choose_isa(const std::string& name) {
     if (name.empty()) return &cpu::best_isa();
     const cpu::Isa* isa = cpu::find_isa(name);
@@ -62,6 +54,14 @@ void fill_with_bias(const Problem& p, const std::vector<float>& bias) {
 }
 
 }  // namespace
+
+void check_finite(const std::vector<float>& scale2) {
+    for (std::size_t i = 0; i < scale2.size(); ++i) {
+        if (std::isfinite(scale2[i])) continue;
+        const std::string where = scale2.size() == 1 ? "scale2" : "scale2[" + std::to_string(i) + "]";
+        throw std::invalid_argument(where + " must be finite, got " + std::to_string(scale2[i]));
+    }
+}
 
 Linear::Linear(LinearArguments a, Options options)
     : n_(a.n),

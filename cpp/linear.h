@@ -79,6 +79,9 @@ class Linear {
     mutable std::array<std::array<std::atomic<std::uint8_t>, cached_rows + 1>, 3> cached_paths_{};
 };
 
+// std::invalid_argument naming the first factor that is not finite.
+void check_finite(const std::vector<float>& scale2);
+
 // Values of a canonical weight: out[n, k] = e2m1 * e4m3 * scale2, rounded once to fp32. scale2 has one element, or n.
 void dequantize(std::int64_t n, std::int64_t k, int block_size, const std::uint8_t* b, const std::uint8_t* scales,
                 const std::vector<float>& scale2, float* out);

@@ -9,6 +9,7 @@
 
 #include "device_array.h"
 #include "dlpack.h"
+#include "formats/float16.h"
 
 namespace fp4linear::python {
 namespace {
@@ -112,17 +113,24 @@ struct NamedElement {
     const char* name;
     Element element;
     std::int64_t size;
+    bool of_numpy;  // else ml_dtypes adds it
 };
 constexpr NamedElement named_elements[] = {
-    {"float16", Element::float16, 2},
-    {"bfloat16", Element::bfloat16, 2},
-    {"float32", Element::float32, 4},
-    {"float64", Element::float64, 8},
-    {"uint8", Element::uint8, 1},
-    {"int8", Element::int8, 1},
-    {"float8_e4m3fn", Element::float8_e4m3fn, 1},
-    {"float4_e2m1fn", Element::float4_e2m1fn, 1},
+    {"float16", Element::float16, 2, true},
+    {"bfloat16", Element::bfloat16, 2, false},
+    {"float32", Element::float32, 4, true},
+    {"float64", Element::float64, 8, true},
+    {"uint8", Element::uint8, 1, true},
+    {"int8", Element::int8, 1, true},
+    {"float8_e4m3fn", Element::float8_e4m3fn, 1, false},
+    {"float4_e2m1fn", Element::float4_e2m1fn, 1, false},
 };
+
+Element element_named(const std::string& name) {
+    for (const NamedElement& each : named_elements)
+        if (name == each.name) return each.element;
+    return Element::other;
+}
 
 // NumPy's own types are singletons, so most arrays are known by the address of their dtype; its name is a Python
 // property.
@@ -130,8 +138,7 @@ const NamedElement* element_of(nb::handle dtype) {
     static const auto* known = [] {
         auto* list = new std::vector<std::pair<nb::object, const NamedElement*>>;
         for (const NamedElement& each : named_elements)
-            if (std::strstr(each.name, "bfloat") == nullptr && std::strstr(each.name, "_") == nullptr)
-                list->emplace_back(numpy().attr("dtype")(each.name), &each);
+            if (each.of_numpy) list->emplace_back(numpy().attr("dtype")(each.name), &each);
         return list;
     }();
     for (const auto& [type, element] : *known)
@@ -155,8 +162,7 @@ Array from_numpy(nb::handle object, const char* argument) {
         a.item_size = nb::cast<std::int64_t>(dtype.attr("itemsize"));
         if (nb::cast<std::string>(interface["typestr"])[0] == '>')
             raise(PyExc_TypeError, std::string(argument) + ": byte order of " + a.dtype + " is swapped");
-        for (const NamedElement& each : named_elements)
-            if (a.dtype == each.name) a.element = each.element;
+        a.element = element_named(a.dtype);
     }
     nb::tuple data = nb::cast<nb::tuple>(interface["data"]);
     a.data = reinterpret_cast<const std::uint8_t*>(nb::cast<std::uintptr_t>(data[0]));
@@ -182,8 +188,7 @@ Array from_cupy(nb::handle object) {
     a.library = Library::cupy;
     a.dtype = nb::cast<std::string>(nb::str(object.attr("dtype").attr("name")));
     a.item_size = nb::cast<std::int64_t>(object.attr("dtype").attr("itemsize"));
-    for (const NamedElement& each : named_elements)
-        if (a.dtype == each.name) a.element = each.element;
+    a.element = element_named(a.dtype);
     a.data = reinterpret_cast<const std::uint8_t*>(nb::cast<std::uintptr_t>(object.attr("data").attr("ptr")));
     nb::tuple shape = nb::cast<nb::tuple>(object.attr("shape"));
     nb::tuple strides = nb::cast<nb::tuple>(object.attr("strides"));
@@ -494,6 +499,31 @@ const std::uint8_t* Array::contiguous(std::vector<std::uint8_t>& storage) const 
         while (axis >= 0 && ++index[axis] == shape[axis]) index[axis--] = 0;
         if (axis < 0) return storage.data();
     }
+}
+
+bool is_float(Element e) {
+    return e == Element::float16 || e == Element::bfloat16 || e == Element::float32 || e == Element::float64;
+}
+
+std::vector<float> to_floats(const Array& a) {
+    std::vector<std::uint8_t> storage;
+    const std::uint8_t* bytes = a.contiguous(storage);
+    std::vector<float> values(static_cast<std::size_t>(a.size()));
+    for (std::size_t i = 0; i < values.size(); ++i) {
+        const std::uint8_t* p = bytes + i * static_cast<std::size_t>(a.item_size);
+        if (a.element == Element::float64) {
+            double d = 0;
+            std::memcpy(&d, p, sizeof d);
+            values[i] = static_cast<float>(d);
+        } else if (a.element == Element::float32) {
+            std::memcpy(&values[i], p, sizeof(float));
+        } else {
+            std::uint16_t bits = 0;
+            std::memcpy(&bits, p, sizeof bits);
+            values[i] = a.element == Element::float16 ? float_from_half(bits) : float_from_bfloat(bits);
+        }
+    }
+    return values;
 }
 
 std::string place_text(const Place& place) { return place.cuda ? "cuda:" + std::to_string(place.index) : "cpu"; }

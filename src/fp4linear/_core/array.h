@@ -71,6 +71,9 @@ class Array {
 
 std::string shape_text(const std::int64_t* shape, int ndim);
 
+bool is_float(Element element);                // fp16, bf16, fp32 or fp64
+std::vector<float> to_floats(const Array& a);  // the elements of a float array as fp32, in order
+
 // What gradient-tracking tensors are worth: x must not lose its graph silently, a weight's bytes have none.
 enum class Gradient : std::uint8_t { refuse_if_recording, ignore, refuse };
 

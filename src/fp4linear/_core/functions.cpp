@@ -19,39 +19,6 @@
 namespace fp4linear::python {
 namespace {
 
-// A float matrix as contiguous fp32, through NumPy's own casts (ml_dtypes registers bfloat16's).
-struct FloatMatrix {
-    Array array;
-    nb::object converted;
-    const float* data = nullptr;
-};
-
-nb::object host_array(nb::handle object) {
-    nb::object np = numpy();
-    if (nb::isinstance(object, np.attr("ndarray"))) return nb::borrow(object);
-    if (nb::hasattr(object, "__array__")) {
-        // torch's bfloat16 has no NumPy type, so go through fp32, which holds it exactly.
-        if (nb::hasattr(object, "detach")) return object.attr("detach")().attr("float")().attr("cpu")().attr("numpy")();
-        return np.attr("asarray")(object);
-    }
-    return nb::borrow(object);
-}
-
-FloatMatrix import_matrix(nb::handle object, const char* argument) {
-    FloatMatrix m;
-    nb::object host = host_array(object);
-    m.array = import_array(host, argument, Gradient::ignore);
-    const Element e = m.array.element;
-    if (e != Element::float16 && e != Element::bfloat16 && e != Element::float32 && e != Element::float64)
-        type_error(std::string(argument) + ": expected a float array, got " + m.array.dtype);
-    if (m.array.ndim != 2) value_error(std::string(argument) + ": expected shape [N, K], got " + m.array.shape_text());
-    nb::object np = numpy();
-    nb::object as_numpy = m.array.library == Library::numpy ? host : np.attr("from_dlpack")(host);
-    m.converted = np.attr("ascontiguousarray")(as_numpy, np.attr("float32"));
-    m.data = static_cast<const float*>(numpy_data(m.converted));
-    return m;
-}
-
 QuantizeMethod parse_method(const std::string& text) {
     if (text == "max_abs") return QuantizeMethod::max_abs;
     if (text == "four_over_six") return QuantizeMethod::four_over_six;
@@ -61,17 +28,20 @@ QuantizeMethod parse_method(const std::string& text) {
 
 nb::tuple quantize_matrix(nb::handle w, const std::string& method_name, const std::optional<double>& scale2) {
     const QuantizeMethod method = parse_method(method_name);
-    const FloatMatrix matrix = import_matrix(w, "w");
-    const std::int64_t n = matrix.array.shape[0], k = matrix.array.shape[1];
-    if (k % 2 != 0) value_error("w: K must be even (two codes a byte), got shape " + matrix.array.shape_text());
+    const Array array = import_array(on_host(w), "w", Gradient::ignore);
+    if (!is_float(array.element)) type_error("w: expected a float array, got " + array.dtype);
+    if (array.ndim != 2) value_error("w: expected shape [N, K], got " + array.shape_text());
+    const std::int64_t n = array.shape[0], k = array.shape[1];
+    if (k % 2 != 0) value_error("w: K must be even (two codes a byte), got shape " + array.shape_text());
+    const std::vector<float> matrix = to_floats(array);
     std::int64_t bad = 0, first = -1;
     float amax = 0.0f;
     for (std::int64_t i = 0; i < n * k; ++i) {
-        if (!std::isfinite(matrix.data[i])) {
+        if (!std::isfinite(matrix[static_cast<std::size_t>(i)])) {
             if (bad++ == 0) first = i;
             continue;
         }
-        amax = std::max(amax, std::fabs(matrix.data[i]));
+        amax = std::max(amax, std::fabs(matrix[static_cast<std::size_t>(i)]));
     }
     if (bad > 0)
         value_error("w: " + std::to_string(bad) + " value(s) are not finite in float32, the first at [" +
@@ -88,7 +58,7 @@ nb::tuple quantize_matrix(nb::handle w, const std::string& method_name, const st
     auto* scales_data = static_cast<std::uint8_t*>(numpy_data(scales));
     {
         nb::gil_scoped_release unlocked;
-        quantize(n, k, matrix.data, method, global, b_data, scales_data);
+        quantize(n, k, matrix.data(), method, global, b_data, scales_data);
     }
     nb::object scale2_array = numpy_empty({}, "float32");
     std::memcpy(numpy_data(scale2_array), &global, sizeof global);
@@ -299,18 +269,6 @@ void bind_functions(nb::module_& m) {
           nb::sig("def cuda_dequantize(b: typing.Any, scales: typing.Any, scale2: float, block_size: int = 16, "
                   "device: int = 0) -> numpy.typing.NDArray[numpy.float32]"),
           "Host arrays dequantised on a GPU; for tests of the CUDA build.");
-    m.def(
-        "dequantize",
-        [](nb::handle b, nb::handle scales, nb::handle scale2, int block_size) {
-            return nb::module_::import_("fp4linear._core")
-                .attr("Fp4Linear")(b, scales, scale2, nb::arg("block_size") = block_size,
-                                   nb::arg("nan_scales") = "propagate")
-                .attr("dequantize")();
-        },
-        nb::arg("b"), nb::arg("scales"), nb::arg("scale2"), nb::arg("block_size"),
-        nb::sig("def dequantize(b: typing.Any, scales: typing.Any, scale2: typing.Any, block_size: int) -> "
-                "numpy.typing.NDArray[numpy.float32]"),
-        "float32 [N, K].");
 }
 
 }  // namespace fp4linear::python

@@ -14,7 +14,6 @@
 #include "cuda/backend.h"
 #include "cuda/weight.h"
 #include "formats/e2m1.h"
-#include "formats/float16.h"
 
 namespace fp4linear::python {
 namespace {
@@ -119,32 +118,6 @@ void import_weight(Canonical& w, nb::handle b, nb::handle scales, int block_size
     }
 }
 
-// Elements of a float array as fp32, in order.
-std::vector<float> to_floats(const Array& a) {
-    std::vector<std::uint8_t> storage;
-    const std::uint8_t* bytes = a.contiguous(storage);
-    std::vector<float> values(static_cast<std::size_t>(a.size()));
-    for (std::size_t i = 0; i < values.size(); ++i) {
-        const std::uint8_t* p = bytes + i * static_cast<std::size_t>(a.item_size);
-        if (a.element == Element::float64) {
-            double d = 0;
-            std::memcpy(&d, p, sizeof d);
-            values[i] = static_cast<float>(d);
-        } else if (a.element == Element::float32) {
-            std::memcpy(&values[i], p, sizeof(float));
-        } else {
-            std::uint16_t bits = 0;
-            std::memcpy(&bits, p, sizeof bits);
-            values[i] = a.element == Element::float16 ? float_from_half(bits) : float_from_bfloat(bits);
-        }
-    }
-    return values;
-}
-
-bool is_float(Element e) {
-    return e == Element::float16 || e == Element::bfloat16 || e == Element::float32 || e == Element::float64;
-}
-
 float scalar_scale2(nb::handle object) {
     try {
         return static_cast<float>(nb::cast<double>(nb::float_(object)));
@@ -200,10 +173,14 @@ Options layer_options(const std::string& path, const std::optional<std::string>&
     return options;
 }
 
+void check_block_size(int block_size) {
+    if (block_size < 1) value_error("block_size: expected a number >= 1, got " + std::to_string(block_size));
+}
+
 Layer make_layer(nb::handle b, nb::handle scales, nb::handle scale2, nb::handle bias, int block_size,
                  const std::optional<std::string>& device, const std::string& nan_scales, const std::string& path,
                  const std::optional<std::string>& isa, const std::optional<int>& threads, bool batch_invariant) {
-    if (block_size < 1) value_error("block_size: expected a number >= 1, got " + std::to_string(block_size));
+    check_block_size(block_size);
     const Place place = layer_place(device, b);
     LinearArguments arguments;
     if (place.cuda) arguments.cuda_device = place.index;
@@ -224,6 +201,21 @@ Layer make_layer(nb::handle b, nb::handle scales, nb::handle scale2, nb::handle 
         layer.linear = std::make_shared<const Linear>(std::move(arguments), std::move(options));
     }
     return layer;
+}
+
+nb::object dequantize_arrays(nb::handle b, nb::handle scales, nb::handle scale2, int block_size) {
+    check_block_size(block_size);
+    Canonical weight;
+    import_weight(weight, b, scales, block_size);
+    const std::vector<float> factors = import_scale2(scale2, weight.n);
+    check_finite(factors);
+    nb::object w = numpy_empty({weight.n, weight.k}, "float32");
+    auto* data = static_cast<float*>(numpy_data(w));
+    {
+        nb::gil_scoped_release unlocked;
+        dequantize(weight.n, weight.k, block_size, weight.b, weight.scales, factors, data);
+    }
+    return w;
 }
 
 DType activation_dtype(const Array& x) {
@@ -697,6 +689,11 @@ void bind_linear(nb::module_& m) {
             "The path that the calling thread's last call ran, or None where that was another layer's or an empty one.")
         .def("__reduce__", reduce, nb::sig("def __reduce__(self) -> tuple[typing.Any, ...]"))
         .def("__repr__", representation);
+    m.def("dequantize", dequantize_arrays, nb::arg("b"), nb::arg("scales"), nb::arg("scale2").none(),
+          nb::arg("block_size"),
+          nb::sig("def dequantize(b: typing.Any, scales: typing.Any, scale2: typing.Any, block_size: int) -> "
+                  "numpy.typing.NDArray[numpy.float32]"),
+          "float32 [N, K] of canonical arrays.");
 }
 
 }  // namespace fp4linear::python
