@@ -1,5 +1,8 @@
 #include "cuda/device_weight.h"
 
+#include <algorithm>
+#include <cmath>
+
 #include "cuda/check.h"
 #include "cuda/cublaslt.h"
 #include "cuda/kernels.h"
@@ -16,32 +19,25 @@ std::size_t weight_bytes(const WeightArguments& a) {
     return a.form == WeightForm::prepacked ? prepacked::size(a.n, a.k) : code_bytes(a);
 }
 
-int block_shared_memory(int device) {
-    int bytes = 0;
-    FP4LINEAR_CUDA_CHECK(cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
-    return bytes;
-}
-
-int loaded_kernel_arch() {
-    int arch = 0;
-    FP4LINEAR_CUDA_CHECK(gemv_tensor_core_kernel_arch(&arch));
-    return arch;
+float largest_magnitude(const std::vector<float>& values, float if_empty) {
+    float largest = values.empty() ? if_empty : 0.0f;
+    for (const float v : values) largest = std::max(largest, std::abs(v));
+    return largest;
 }
 
 }  // namespace
 
 DeviceWeight::DeviceWeight(const WeightArguments& a)
     : device(a.device),
-      sm_count(cuda::sm_count(a.device)),
-      max_shared_memory(block_shared_memory(a.device)),
-      kernel_arch(a.form == WeightForm::prepacked ? loaded_kernel_arch() : 0),
+      facts(device_facts(a.device)),
       n(a.n),
       k(a.k),
       block_size(a.block_size),
       form(a.form),
       per_row(a.scale2->size() > 1),
       scale2(a.scale2->empty() ? 1.0f : a.scale2->front()),
-      gemv_scratch(a.form == WeightForm::prepacked ? gemv_tensor_core_workspace(a.n, a.k, max_shared_memory) : 0),
+      largest_scale2(largest_magnitude(*a.scale2, scale2)),
+      gemv_scratch(a.form == WeightForm::prepacked ? gemv_tensor_core_workspace(a.n, a.k, facts.max_shared_memory) : 0),
       weight_(weight_bytes(a)),
       scales_(a.form == WeightForm::prepacked ? 0 : scale_bytes(a)),
       scale2_(per_row ? a.scale2->size() * sizeof(float) : 0),

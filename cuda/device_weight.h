@@ -2,6 +2,7 @@
 #pragma once
 #include <memory>
 
+#include "cuda/device_facts.h"
 #include "cuda/memory.h"
 #include "cuda/weight.h"
 
@@ -25,13 +26,13 @@ class DeviceWeight final : public Weight {
     [[nodiscard]] const float* bias() const { return static_cast<const float*>(bias_.get()); }
 
     const int device;
-    const int sm_count, max_shared_memory;  // of the device; bytes a block may opt in to
-    const int kernel_arch;                  // of the loaded gemv_tensor_core
+    const DeviceFacts& facts;
     const std::int64_t n, k;
     const int block_size;
     const WeightForm form;
     const bool per_row;
     const float scale2;              // where not per_row
+    const float largest_scale2;      // max |scale2| of all rows
     const std::size_t gemv_scratch;  // bytes of Scratch::gemv_partials
 
    private:

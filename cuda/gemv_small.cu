@@ -16,11 +16,8 @@
 #include "cuda/device/gemv.cuh"
 #include "cuda/device/ptx.cuh"
 #include "cuda/gemv_parameters.h"
+#include "cuda/launch.h"
 #include "cuda/prepacked.h"
-
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
-#pragma nv_diag_suppress 177  // nothing uses the helpers of a kernel without a body
-#endif
 
 namespace fp4linear::cuda {
 namespace {
@@ -215,29 +212,20 @@ __global__ void __launch_bounds__(Warps * 32, 16 / Warps)  // 128 registers
 template <class T, int Units, int Warps>
 cudaError_t launch(const GemvParameters& p, const SmallConfiguration& c, const GemvArguments& a) {
     if (p.k_units > Units * Warps) return cudaErrorInvalidConfiguration;
-    auto* const kernel = small_kernel<T, Units, Warps>;
-    cudaLaunchConfig_t config{};
-    config.gridDim = dim3(static_cast<unsigned>(p.tiles));
-    config.blockDim = dim3(Warps * 32);
-    config.dynamicSmemBytes = Warps * Units * x_unit_bytes;
-    config.stream = a.stream;
-    cudaLaunchAttribute attribute{};
-    config.attrs = &attribute;
-    if (a.programmatic_launch && a.kernel_arch >= 90) {
-        attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-        attribute.val.programmaticStreamSerializationAllowed = 1;
-        config.numAttrs = 1;
+    constexpr auto* kernel = small_kernel<T, Units, Warps>;
+    std::size_t shared = Warps * Units * x_unit_bytes;
+    const bool overlaps = a.programmatic_launch && a.kernel_arch >= 90;
+    if (overlaps) {
         // With room for more blocks an SM gets several of one kernel while others get none.
         constexpr int reserved = 1024;  // bytes of shared memory that a block takes beside its own
         const int room = (a.max_shared_memory + reserved) / std::max(2, c.resident) - reserved;
-        config.dynamicSmemBytes = std::max(config.dynamicSmemBytes, static_cast<std::size_t>(std::max(room, 0) & ~127));
+        shared = std::max(shared, static_cast<std::size_t>(std::max(room, 0) & ~127));
     }
-    if (config.dynamicSmemBytes > static_cast<std::size_t>(a.max_shared_memory)) return cudaErrorInvalidConfiguration;
-    // Always the same value, so that threads that launch at once do not undo each other's.
-    if (const cudaError_t e =
-            cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, a.max_shared_memory))
-        return e;
-    return cudaLaunchKernelEx(&config, kernel, p);
+    if (shared > static_cast<std::size_t>(a.max_shared_memory)) return cudaErrorInvalidConfiguration;
+    if (const cudaError_t e = allow_shared_memory<kernel>(a.max_shared_memory)) return e;
+    Launch launch(dim3(static_cast<unsigned>(p.tiles)), dim3(Warps * 32), shared, a.stream);
+    if (overlaps) launch.overlap_previous();
+    return launch.run(kernel, p);
 }
 
 template <class T>

@@ -22,16 +22,15 @@
 #include <algorithm>
 #include <cmath>
 
+#include "cuda/device/eight_tokens.cuh"
 #include "cuda/device/fp4.cuh"
 #include "cuda/device/gemv.cuh"
 #include "cuda/device/ptx.cuh"
+#include "cuda/device/single_token.cuh"
 #include "cuda/gemv_parameters.h"
 #include "cuda/kernels.h"
+#include "cuda/launch.h"
 #include "cuda/prepacked.h"
-
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
-#pragma nv_diag_suppress 177  // nothing uses the helpers of a kernel without a body
-#endif
 
 namespace fp4linear::cuda {
 namespace {
@@ -48,241 +47,8 @@ constexpr int arrivals_a_warp = 32;
 #else
 constexpr int arrivals_a_warp = 1;
 #endif
-constexpr int buffers = 2;        // tiles whose partial sums are in flight in a group
-constexpr int x_row_pitch = 144;  // bytes of a staged row of 64 K: 128 + 16, so that ldmatrix meets no bank conflict
-constexpr int x_scratch_bytes = 8 * x_row_pitch;
+constexpr int buffers = 2;          // tiles whose partial sums are in flight in a group
 constexpr int cp_async_stages = 2;  // before SM90: cp.async.wait_group takes a constant
-
-// The x of a K range [k_begin, k_end) in registers, as B operands; M = 1. Lane (g, t) holds slices g, g + 8, ...: the
-// others are zero in its column.
-template <int Units>
-struct SingleToken {
-    static constexpr int pairs = (Units + 1) / 2;  // of units: eight slices
-    std::uint32_t b[pairs][2];
-    int output_exponent = 0;  // what the sums must be multiplied by, 2^output_exponent
-    bool lift = false;
-
-    __device__ __forceinline__ void load(const GemvParameters& p, std::int64_t k_begin, std::int64_t k_end, int lane) {
-        const int g = lane / 4;
-        const int t = lane % 4;
-#pragma unroll
-        for (int j = 0; j < pairs; ++j) {
-            const std::int64_t k = k_begin + (8 * j + g) * prepacked::slice_k + 2 * t;
-#pragma unroll
-            for (int h = 0; h < 2; ++h) {
-                b[j][h] = 0;
-                if (k < k_end) {
-                    const std::uint16_t* source = p.x + k + 8 * h;
-                    b[j][h] = p.x_aligned ? *reinterpret_cast<const std::uint32_t*>(source)
-                                          : source[0] | static_cast<std::uint32_t>(source[1]) << 16;
-                }
-            }
-        }
-    }
-
-    __device__ __forceinline__ void normalise(BFloat16) {
-        std::uint32_t largest = 0;             // of |x| as bits, two at a time
-        std::uint32_t smallest = 0xFFFFFFFFu;  // of the nonzero ones, minus 1
-#pragma unroll
-        for (int j = 0; j < pairs; ++j)
-#pragma unroll
-            for (int h = 0; h < 2; ++h) {
-                const std::uint32_t magnitudes = b[j][h] & 0x7FFF7FFFu;
-                largest = __vmaxu2(largest, magnitudes);
-                smallest = __viaddmin_u16x2(magnitudes, 0xFFFFFFFFu, smallest);
-            }
-        std::uint32_t top = __reduce_max_sync(0xFFFFFFFFu, max(largest & 0xFFFFu, largest >> 16));
-        const std::uint32_t bottom = __reduce_min_sync(0xFFFFFFFFu, min(smallest & 0xFFFFu, smallest >> 16)) + 1;
-        if (top >= 0x7F80u) {  // Inf or NaN: what counts is the largest finite value
-            std::uint32_t finite = 0;
-#pragma unroll
-            for (int j = 0; j < pairs; ++j)
-#pragma unroll
-                for (int h = 0; h < 4; ++h) {
-                    const std::uint32_t magnitude = (b[j][h / 2] >> (h % 2 * 16)) & 0x7FFFu;
-                    if (magnitude < 0x7F80u) finite = max(finite, magnitude);
-                }
-            top = __reduce_max_sync(0xFFFFFFFFu, finite);
-        }
-        const int top_field = static_cast<int>(top >> 7);
-        const int bottom_field = bottom < 0x80u ? -6 : static_cast<int>(bottom >> 7);  // 2^-133 is the least subnormal
-        lift = bottom_field < top_field - 125;
-        const int shift = lift ? 2 : 120 + 127 - top_field;
-        output_exponent = lift ? 0 : 129 - shift;  // sums are w * x * 2^(shift - 119); wanted: * 2^10
-        const int first = shift / 2;
-        const std::uint32_t multiplier0 = static_cast<std::uint32_t>(first + 127) * 0x00800080u;
-        const std::uint32_t multiplier1 = static_cast<std::uint32_t>(shift - first + 127) * 0x00800080u;
-#pragma unroll
-        for (int j = 0; j < pairs; ++j)
-#pragma unroll
-            for (int h = 0; h < 2; ++h)
-                b[j][h] = BFloat16::multiply(BFloat16::multiply(b[j][h], multiplier0), multiplier1);
-    }
-    __device__ __forceinline__ void normalise(Float16) {}
-
-    // acc[0], acc[1]: this lane's share of rows g and g + 8.
-    // SkipLast: a K range may be a pair of units short.
-    template <class T, bool Lift, int ChunkUnits, bool KeepMasked, bool SkipLast>
-    __device__ __forceinline__ void multiply_chunk(float (&acc)[2], int first_unit, int units, std::uint32_t chunk,
-                                                   int lane) const {
-        int g = lane / 4;
-        if constexpr (!KeepMasked)
-            asm volatile("" : "+r"(g));  // or every masked operand is kept in registers across tiles
-        const int t = lane % 4;
-        constexpr float scale_factor = T::code_exponent == -126 ? 0x1p127f : 0x1p120f;
-#pragma unroll
-        for (int u = 0; u < ChunkUnits; u += 2) {
-            if (SkipLast && first_unit + u == Units - 2 && units <= Units - 2) break;
-            const bool both = u + 1 < ChunkUnits;
-            const int j = (first_unit + u) / 2;
-            const std::uint32_t unit = chunk + u * unit_bytes;
-            const std::uint32_t scale_word =
-                load_shared_32(unit + (both ? (t >> 1) * unit_bytes : 0) + unit_code_bytes + g * 8 + (t & 1) * 4);
-            // Two chains of mma where the latency of one would show.
-            constexpr int chains = KeepMasked ? 1 : 2;
-            float sums[chains][4] = {};
-            const uint4 codes[2] = {load_shared_128(unit + lane * 16),
-                                    both ? load_shared_128(unit + unit_bytes + lane * 16) : make_uint4(0, 0, 0, 0)};
-            const std::uint32_t words[2][4] = {{codes[0].x, codes[0].y, codes[0].z, codes[0].w},
-                                               {codes[1].x, codes[1].y, codes[1].z, codes[1].w}};
-#pragma unroll
-            for (int s = 0; s < 4; ++s)
-#pragma unroll
-                for (int half = 0; half < (both ? 2 : 1); ++half) {
-                    std::uint32_t a[4];
-                    T::decode(words[half][s], a);
-                    if constexpr (Lift) {
-#pragma unroll
-                        for (int i = 0; i < 4; ++i) a[i] = T::multiply(a[i], 0x7F007F00u /* 2^127 */);
-                    }
-                    const bool mine = g == (first_unit + u + half) % 2 * 4 + s;
-                    T::mma(sums[half % chains], a, mine ? b[j][0] : 0u, mine ? b[j][1] : 0u);
-                }
-            float d[4];
-#pragma unroll
-            for (int i = 0; i < 4; ++i) d[i] = chains == 2 && both ? sums[0][i] + sums[chains - 1][i] : sums[0][i];
-            acc[0] = fmaf(d[0], scale_magnitude(scale_word, 0) * scale_factor, acc[0]);
-            acc[0] = fmaf(d[1], scale_magnitude(scale_word, 2) * scale_factor, acc[0]);
-            acc[1] = fmaf(d[2], scale_magnitude(scale_word, 1) * scale_factor, acc[1]);
-            acc[1] = fmaf(d[3], scale_magnitude(scale_word, 3) * scale_factor, acc[1]);
-        }
-    }
-};
-
-// The x of a K range in registers, as B operands; up to 8 tokens, rows past M are zero.
-template <int Units, int ChunkUnits>
-struct EightTokens {
-    // For x on its way to registers, and for the decoded scales of a chunk.
-    static constexpr int scratch_bytes = 256 * ChunkUnits > x_scratch_bytes ? 256 * ChunkUnits : x_scratch_bytes;
-    std::uint32_t b[Units * 4][2];
-
-    __device__ static __forceinline__ std::uint32_t prescale(std::uint32_t pair, BFloat16) {
-        return BFloat16::multiply(pair, 0x48004800u /* 2^17: with the weight's 2^-7, 2^10 */);
-    }
-    __device__ static __forceinline__ std::uint32_t prescale(std::uint32_t pair, Float16) { return pair; }
-
-    template <class T, class AfterRequests>
-    __device__ __forceinline__ void load(const GemvParameters& p, std::int64_t k_begin, std::int64_t k_end,
-                                         std::uint32_t scratch, int lane, const AfterRequests& after_requests) {
-        if (p.x_aligned) {
-            // Rows of 64 K are read 16 bytes a lane, and turned into operands through shared memory.
-            uint4 staged[Units][2];
-#pragma unroll
-            for (int u = 0; u < Units; ++u)
-#pragma unroll
-                for (int i = 0; i < 2; ++i) {
-                    const int token = lane / 8 + 4 * i;
-                    const std::int64_t k = k_begin + u * unit_k + (lane % 8) * 8;
-                    staged[u][i] = make_uint4(0, 0, 0, 0);
-                    if (token < p.m && k < k_end)
-                        staged[u][i] = *reinterpret_cast<const uint4*>(p.x + token * p.x_row_stride + k);
-                }
-            after_requests();
-#pragma unroll
-            for (int u = 0; u < Units; ++u) {
-                __syncwarp();
-#pragma unroll
-                for (int i = 0; i < 2; ++i)
-                    store_shared_128(scratch + (lane / 8 + 4 * i) * x_row_pitch + (lane % 8) * 16, staged[u][i]);
-                __syncwarp();
-#pragma unroll
-                for (int i = 0; i < 2; ++i) {
-                    const uint4 two_slices =
-                        load_matrix_x4(scratch + (lane % 8) * x_row_pitch + (4 * i + lane / 8) * 16);
-                    b[u * 4 + 2 * i][0] = two_slices.x;
-                    b[u * 4 + 2 * i][1] = two_slices.y;
-                    b[u * 4 + 2 * i + 1][0] = two_slices.z;
-                    b[u * 4 + 2 * i + 1][1] = two_slices.w;
-                }
-            }
-        } else {
-            after_requests();
-            const int token = lane / 4;
-#pragma unroll
-            for (int s = 0; s < Units * 4; ++s)
-#pragma unroll
-                for (int h = 0; h < 2; ++h) {
-                    const std::int64_t k = k_begin + s * prepacked::slice_k + 8 * h + 2 * (lane % 4);
-                    b[s][h] = 0;
-                    if (token < p.m && k < k_end) {
-                        const std::uint16_t* source = p.x + token * p.x_row_stride + k;
-                        b[s][h] = source[0] | static_cast<std::uint32_t>(source[1]) << 16;
-                    }
-                }
-        }
-        __syncwarp();  // the staging area is used again
-#pragma unroll
-        for (int s = 0; s < Units * 4; ++s)
-#pragma unroll
-            for (int h = 0; h < 2; ++h) b[s][h] = prescale(b[s][h], T{});
-    }
-
-    // `scratch`: 128 bytes a unit for each of the two row halves. The four lanes of a row need the same scales, so each
-    // scale is decoded by one lane and shared.
-    // SkipLast: a K range may be a unit short.
-    template <class T, bool SkipLast>
-    __device__ __forceinline__ void multiply_chunk(float (&acc)[2][4], int first_unit, int units, std::uint32_t chunk,
-                                                   std::uint32_t scratch, int lane) const {
-        constexpr int half_bytes = ChunkUnits * 128;
-        static_assert(2 * half_bytes <= scratch_bytes);
-#pragma unroll
-        for (int first = 0; first < ChunkUnits * 8; first += 32) {
-            const int i = first + lane;  // unit i / 8, rows i % 8 and 8 more
-            if (i < ChunkUnits * 8) {
-                const uint2 bytes = load_shared_64(chunk + (i / 8) * unit_bytes + unit_code_bytes + (i % 8) * 8);
-#pragma unroll
-                for (int h = 0; h < 2; ++h) {
-                    const std::uint32_t low = T::scale_pair(bytes.x, h);
-                    const std::uint32_t high = T::scale_pair(bytes.y, h);
-                    store_shared_128(scratch + h * half_bytes + i * 16,
-                                     make_uint4(low_twice(low), high_twice(low), low_twice(high), high_twice(high)));
-                }
-            }
-        }
-        __syncwarp();
-#pragma unroll
-        for (int u = 0; u < ChunkUnits; ++u) {
-            if (SkipLast && first_unit + u == Units - 1 && units < Units) break;
-            const uint4 codes = load_shared_128(chunk + u * unit_bytes + lane * 16);
-            const uint4 upper = load_shared_128(scratch + u * 128 + (lane / 4) * 16);
-            const uint4 lower = load_shared_128(scratch + half_bytes + u * 128 + (lane / 4) * 16);
-            const std::uint32_t words[4] = {codes.x, codes.y, codes.z, codes.w};
-            const std::uint32_t scales_g[4] = {upper.x, upper.y, upper.z, upper.w};
-            const std::uint32_t scales_g8[4] = {lower.x, lower.y, lower.z, lower.w};
-#pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                std::uint32_t a[4];
-                T::decode(words[i], a);
-                a[0] = T::multiply(a[0], scales_g[i]);
-                a[1] = T::multiply(a[1], scales_g8[i]);
-                a[2] = T::multiply(a[2], scales_g[i]);
-                a[3] = T::multiply(a[3], scales_g8[i]);
-                const int s = (first_unit + u) * 4 + i;
-                T::mma(acc[i % 2], a, b[s][0], b[s][1]);  // two chains: one would be bound by the latency of mma
-            }
-        }
-    }
-};
 
 // Chunks of a warp's part of the weight, in order, through a ring in shared memory.
 template <int ChunkUnits>
@@ -685,7 +451,7 @@ Configuration configure_deep(int k_units, bool single) {
 
 template <class T, bool Single, int Units, int ChunkUnits, int BlocksPerSm, bool Clustered = false>
 cudaError_t launch(const GemvParameters& base, Configuration c, const GemvArguments& a) {
-    auto* const kernel = gemv_kernel<T, Single, Units, ChunkUnits, max_warps * 32, BlocksPerSm, Clustered>;
+    constexpr auto* kernel = gemv_kernel<T, Single, Units, ChunkUnits, max_warps * 32, BlocksPerSm, Clustered>;
     GemvParameters p = base;
     p.cluster = c.cluster;
     p.splits = (p.k_units + Units * p.cluster - 1) / (Units * p.cluster);
@@ -707,26 +473,12 @@ cudaError_t launch(const GemvParameters& base, Configuration c, const GemvArgume
         (Single ? 0 : static_cast<std::size_t>(warps) * EightTokens<Units, ChunkUnits>::scratch_bytes) +
         static_cast<std::size_t>(p.slots) * (p.cluster * (Single ? 256 : 512) + 8);
     if (shared > static_cast<std::size_t>(a.max_shared_memory)) return cudaErrorInvalidConfiguration;
-    // Always the same value, so that threads that launch at once do not undo each other's.
-    if (const cudaError_t e =
-            cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, a.max_shared_memory))
-        return e;
-    cudaLaunchConfig_t config{};
-    config.gridDim = dim3(static_cast<unsigned>(row_blocks * p.cluster));
-    config.blockDim = dim3(32, static_cast<unsigned>(p.splits), static_cast<unsigned>(p.groups));
-    config.dynamicSmemBytes = shared;
-    config.stream = a.stream;
-    cudaLaunchAttribute attributes[2]{};
-    config.attrs = attributes;
-    if (a.programmatic_launch && a.kernel_arch >= 90) {
-        attributes[config.numAttrs].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-        attributes[config.numAttrs++].val.programmaticStreamSerializationAllowed = 1;
-    }
-    if constexpr (Clustered) {
-        attributes[config.numAttrs].id = cudaLaunchAttributeClusterDimension;
-        attributes[config.numAttrs++].val.clusterDim = {static_cast<unsigned>(p.cluster), 1, 1};
-    }
-    return cudaLaunchKernelEx(&config, kernel, p);
+    if (const cudaError_t e = allow_shared_memory<kernel>(a.max_shared_memory)) return e;
+    Launch launch(dim3(static_cast<unsigned>(row_blocks * p.cluster)),
+                  dim3(32, static_cast<unsigned>(p.splits), static_cast<unsigned>(p.groups)), shared, a.stream);
+    if (a.programmatic_launch && a.kernel_arch >= 90) launch.overlap_previous();
+    if constexpr (Clustered) launch.cluster(p.cluster);
+    return launch.run(kernel, p);
 }
 
 template <class T>

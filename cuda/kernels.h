@@ -66,8 +66,8 @@ cudaError_t prepack(const std::uint8_t* b, const std::uint8_t* scales, std::int6
 cudaError_t unpack(const std::uint8_t* prepacked, std::int64_t n, std::int64_t k, std::uint8_t* b, std::uint8_t* scales,
                    cudaStream_t stream);
 
-// Rows [row_begin, row_end) as e2m1 * e4m3 (scale2 left to the caller's alpha; exact in every dtype), row-major, [rows,
-// k].
+// Rows [row_begin, row_end) as e2m1 * e4m3 (scale2 left to the caller's alpha; exact in fp16 and bf16), row-major,
+// [rows, k], 16-byte aligned.
 cudaError_t dequantize_prepacked(const std::uint8_t* prepacked, std::int64_t k, std::int64_t row_begin,
                                  std::int64_t row_end, DType dtype, void* out, cudaStream_t stream);
 

@@ -1,12 +1,11 @@
 // The GPU rungs of the ladder: what a device offers the planner, and the launch of the path that it chose.
-#include <map>
-#include <mutex>
 #include <stdexcept>
 
 #include "cuda/backend.h"
 #include "cuda/check.h"
 #include "cuda/cublaslt.h"
 #include "cuda/dequant_cublas.h"
+#include "cuda/device_facts.h"
 #include "cuda/device_weight.h"
 #include "cuda/kernels.h"
 #include "cuda/prepacked.h"
@@ -35,9 +34,9 @@ GemvArguments gemv_arguments(const DeviceWeight& w, const Problem& p, void* part
             .scale2 = w.scale2,
             .scale2_rows = w.scale2_rows(),
             .bias = w.bias(),
-            .sm_count = w.sm_count,
-            .max_shared_memory = w.max_shared_memory,
-            .kernel_arch = w.kernel_arch,
+            .sm_count = w.facts.sm_count,
+            .max_shared_memory = w.facts.max_shared_memory,
+            .kernel_arch = w.facts.kernel_arch,
             .programmatic_launch = true,
             .workspace = partials,
             .stream = static_cast<cudaStream_t>(stream)};
@@ -53,39 +52,21 @@ WeightForm choose_form(std::int64_t k, int block_size, bool has_nan_scales, cons
                                                                            : WeightForm::canonical;
 }
 
-namespace {
-
-const DeviceSpec& cached_spec(int device) {
-    static auto* specs = new std::map<int, DeviceSpec>;
-    static auto* mutex = new std::mutex;
-    const std::lock_guard lock(*mutex);
-    const auto found = specs->find(device);
-    if (found != specs->end()) return found->second;
-    const DeviceInfo info = device_info(device);
+DeviceSpec device_spec(int device) {
+    const DeviceFacts& facts = device_facts(device);
     DeviceSpec spec;
     spec.kind = DeviceKind::cuda;
     spec.index = device;
-    spec.sm = info.sm;
-    spec.sm_count = info.sm_count;
+    spec.sm = facts.sm;
+    spec.sm_count = facts.sm_count;
     spec.kernels = kernels_of_build;
     // On a newer GPU the kernels may be those of an old architecture's PTX, which has no body of this one.
-    const CurrentDevice current(device);
-    int arch = 0;
-    FP4LINEAR_CUDA_CHECK(gemv_tensor_core_kernel_arch(&arch));
-    if (arch < tensor_core_sm) spec.kernels &= ~path_bit(PathId::gemv_tensor_core);
-    return specs->emplace(device, std::move(spec)).first->second;
-}
-
-}  // namespace
-
-DeviceSpec device_spec(int device) {
-    DeviceSpec spec = cached_spec(device);
+    if (facts.kernel_arch < tensor_core_sm) spec.kernels &= ~path_bit(PathId::gemv_tensor_core);
     spec.cublaslt = cublaslt::available();
     if (!spec.cublaslt) spec.cublaslt_reason = cublaslt::unavailable_reason();
     return spec;
 }
 bool cublaslt_available() { return cublaslt::available(); }
-int sm_count(int device) { return cached_spec(device).sm_count; }
 
 namespace {
 

@@ -37,7 +37,6 @@ WeightForm choose_form(std::int64_t /*k*/, int /*block_size*/, bool /*has_nan_sc
 }
 std::unique_ptr<Weight> make_weight(const WeightArguments& /*arguments*/) { throw std::runtime_error(no_cuda); }
 DeviceSpec device_spec(int /*device*/) { throw std::runtime_error(no_cuda); }
-int sm_count(int /*device*/) { throw std::runtime_error(no_cuda); }
 void run(PathId /*path*/, const Weight& /*weight*/, const Problem& /*problem*/, int /*rows_per_block*/,
          void* /*stream*/) {
     throw std::runtime_error(no_cuda);

@@ -37,8 +37,7 @@ WeightForm choose_form(std::int64_t k, int block_size, bool has_nan_scales, cons
 
 std::unique_ptr<Weight> make_weight(const WeightArguments& arguments);  // synchronises once
 
-DeviceSpec device_spec(int device);  // what the planner asks; cached
-int sm_count(int device);
+DeviceSpec device_spec(int device);  // what the planner asks; cheap
 
 // Enqueues one call on a stream (a cudaStream_t) of the weight's device. No allocation in steady state, no
 // synchronisation; may be captured.

@@ -5,6 +5,10 @@
 
 #include <cstdint>
 
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
+#pragma nv_diag_suppress 177  // nothing uses the helpers of a kernel that has no body before SM80
+#endif
+
 namespace fp4linear::cuda::device {
 
 __device__ __forceinline__ float bits_to_float(std::uint32_t bits) { return __uint_as_float(bits); }

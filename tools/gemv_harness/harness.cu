@@ -150,17 +150,17 @@ static void check(const Case& c, unsigned seed) {
             failures++;
             printf("FAIL unpack n=%d k=%d\n", c.n, c.k);
         }
-        Buffer dq(size_t(c.n) * c.k * 4);
-        std::vector<float> hq(size_t(c.n) * c.k);
+        Buffer dq(size_t(c.n) * c.k * 2);
+        std::vector<std::uint16_t> hq(size_t(c.n) * c.k);
         CHECK(cudaMemset(dq.p, 0xFF, dq.n));
-        CHECK(dequantize_prepacked((std::uint8_t*)dw.p, c.k, 0, c.n, DType::float32, dq.p, 0));
+        CHECK(dequantize_prepacked((std::uint8_t*)dw.p, c.k, 0, c.n, c.t, dq.p, 0));
         dq.down(hq.data());
         int bad = 0;
         for (int r = 0; r < c.n; ++r)
             for (int k = 0; k < c.k; ++k) {
                 float w = float_from_e2m1(e2m1_code(&b[size_t(r) * c.k / 2], k)) *
                           float_from_e4m3(s[size_t(r) * blocks + k / 16]);
-                if (!(hq[size_t(r) * c.k + k] == w)) ++bad;
+                if (!(to_f(c.t, hq[size_t(r) * c.k + k]) == w)) ++bad;
             }
         checks++;
         if (bad) {
