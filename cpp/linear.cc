@@ -26,6 +26,8 @@ NanCount count_nan(const std::uint8_t* scales, std::int64_t count) {
     return result;
 }
 
+}  // namespace
+
 const cpu::Isa* choose_isa(const std::string& name) {
     if (name.empty()) return &cpu::best_isa();
     const cpu::Isa* isa = cpu::find_isa(name);
@@ -36,11 +38,17 @@ const cpu::Isa* choose_isa(const std::string& name) {
     return isa;
 }
 
-// y for K = 0: every sum is empty, so each row is the bias.
-void fill_with_bias(const Problem& p, const std::vector<float>& bias) {
+DeviceSpec cpu_device_spec(const cpu::Isa& isa, DType dtype) {
+    DeviceSpec spec;
+    spec.kernels = path_bit(PathId::cpu_gemv) | path_bit(PathId::cpu_gemm);
+    spec.cpu_gemv_max_m = cpu::gemv_max_m(isa, dtype);
+    return spec;
+}
+
+void fill_with_bias(const Problem& p, const float* bias) {
     const std::size_t element = size_of(p.dtype);
     std::vector<std::uint8_t> row(static_cast<std::size_t>(p.n) * element, 0);
-    for (std::size_t n = 0; n < bias.size(); ++n) {
+    for (std::size_t n = 0; bias != nullptr && n < static_cast<std::size_t>(p.n); ++n) {
         if (p.dtype == DType::float32) {
             std::memcpy(row.data() + n * element, &bias[n], element);
         } else {
@@ -52,8 +60,6 @@ void fill_with_bias(const Problem& p, const std::vector<float>& bias) {
     for (std::int64_t m = 0; m < p.m; ++m)
         std::memcpy(static_cast<std::uint8_t*>(p.y) + static_cast<std::size_t>(m) * row.size(), row.data(), row.size());
 }
-
-}  // namespace
 
 void check_finite(const std::vector<float>& scale2) {
     for (std::size_t i = 0; i < scale2.size(); ++i) {
@@ -129,10 +135,7 @@ PlanQuery Linear::query(std::int64_t m, DType dtype) const {
 
 DeviceSpec Linear::device_spec(DType dtype) const {
     if (cuda_device_) return cuda::device_spec(*cuda_device_);
-    DeviceSpec spec;
-    spec.kernels = path_bit(PathId::cpu_gemv) | path_bit(PathId::cpu_gemm);
-    spec.cpu_gemv_max_m = cpu::gemv_max_m(*isa_, dtype);
-    return spec;
+    return cpu_device_spec(*isa_, dtype);
 }
 
 Plan Linear::plan(std::int64_t m, DType dtype) const {
@@ -177,21 +180,23 @@ std::optional<PathId> Linear::forward(const Problem& problem, void* stream) cons
         if (cuda_weight_) {
             cuda::fill_with_bias(*cuda_weight_, problem, stream);
         } else {
-            fill_with_bias(problem, bias_);
+            fill_with_bias(problem, bias_.empty() ? nullptr : bias_.data());
         }
         return std::nullopt;
     }
     const PathId path = path_for(problem.m, problem.dtype);
     if (cuda_weight_) {
-        const int rows = gemv_scalar_rows_per_block(problem.m, n_, sm_count_, options_.gemv_row_tiling);
-        cuda::run(path, *cuda_weight_, problem, rows, stream);
+        const cuda::CallOptions call{
+            .rows_per_block = gemv_scalar_rows_per_block(problem.m, n_, sm_count_, options_.gemv_row_tiling),
+            .batch_invariant = options_.batch_invariant};
+        cuda::run(path, *cuda_weight_, problem, call, stream);
         return path;
     }
     const cpu::Epilogue epilogue{
         .scale2 = scale2_.data(), .per_row = scale2_.size() > 1, .bias = bias_.empty() ? nullptr : bias_.data()};
     const int threads = options_.num_threads > 0 ? options_.num_threads : cpu::default_threads();
     const auto run = path == PathId::cpu_gemv ? isa_->gemv : isa_->gemm;
-    run(cpu_weight_->impl(), problem, epilogue, threads);
+    run(cpu_weight_->view(), problem, epilogue, threads);
     return path;
 }
 

@@ -79,6 +79,13 @@ class Linear {
     mutable std::array<std::array<std::atomic<std::uint8_t>, cached_rows + 1>, 3> cached_paths_{};
 };
 
+// The named instruction set, or the best for "". std::invalid_argument where it does not exist or can't run here.
+const cpu::Isa* choose_isa(const std::string& name);
+DeviceSpec cpu_device_spec(const cpu::Isa& isa, DType dtype);  // what the planner asks of the CPU
+
+// y for K = 0, where every sum is empty: each row is the bias [n], or zeros for null. Host memory.
+void fill_with_bias(const Problem& problem, const float* bias);
+
 // std::invalid_argument naming the first factor that is not finite.
 void check_finite(const std::vector<float>& scale2);
 

@@ -1,21 +1,39 @@
 #include "plan.h"
 
 #include <array>
+#include <iterator>
+#include <limits>
 #include <stdexcept>
 
 namespace fp4linear {
 namespace {
 
-// Limits of the GPU paths. Each is a property of the kernel, not a crossover: crossovers are measured, per
-// architecture.
-constexpr std::int64_t gemv_scalar_max_m = 8;      // rows of x that a warp's registers hold
-constexpr std::int64_t gemv_tensor_core_rows = 8;  // of x in one pass over the weight: the n of mma.m16n8k16
-constexpr std::int64_t gemv_tensor_core_max_m =
-    32;                                     // four passes; above it dequantising once is cheaper (docs/performance.md)
-constexpr std::int64_t prepacked_k = 64;    // of a unit of the prepacked weight (cuda/prepacked.h)
-constexpr std::int64_t gemv_scalar_k = 32;  // a lane's share of K, 16 bytes of codes
-constexpr std::int64_t native_multiple = 32;      // of N and K, from the 16-byte alignment of TMA boxes
-constexpr int gemv_scalar_columns_per_block = 8;  // warps a block, a column each
+// Limits of the GPU paths. Each is a property of the kernel, not a crossover.
+constexpr std::int64_t gemv_scalar_max_m = 8;       // rows of x that a warp's registers hold
+constexpr std::int64_t gemv_tensor_core_max_m = 8;  // rows of x in one pass over the weight: the n of mma.m16n8k16
+constexpr std::int64_t prepacked_k = 64;            // of a unit of the prepacked weight (cuda/prepacked.h)
+constexpr std::int64_t gemv_scalar_k = 32;          // a lane's share of K, 16 bytes of codes
+constexpr std::int64_t native_multiple = 32;        // of N and K, from the 16-byte alignment of TMA boxes
+constexpr int gemv_scalar_columns_per_block = 8;    // warps a block, a column each
+
+// Where the ladder leaves a path that could still run, per architecture: the first row whose `sm` is not above the
+// device's. docs/performance.md has the measurements behind the rows that are measured.
+struct Crossovers {
+    int sm;
+    std::int64_t fused_max_m;  // above it, dequantising once and cuBLAS are faster than gemm_fused
+    const char* source;
+};
+constexpr std::int64_t unlimited = std::numeric_limits<std::int64_t>::max();
+constexpr Crossovers crossovers[] = {
+    {100, 1024, "estimated, no such GPU was measured"},
+    {90, unlimited, "measured on an H200"},
+    {80, 1024, "estimated, no such GPU was measured"},
+};
+const Crossovers& crossovers_of(int sm) {
+    for (const Crossovers& c : crossovers)
+        if (c.sm <= sm) return c;
+    return crossovers[std::size(crossovers) - 1];
+}
 
 std::string number(std::int64_t v) { return std::to_string(v); }
 
@@ -84,16 +102,13 @@ std::string gemv_tensor_core_can_run(const PlanQuery& q, const DeviceSpec& d, co
                        [&] { return needs_form(q, WeightForm::prepacked); });
 }
 
-std::string gemv_scalar_can_run(const PlanQuery& q, const DeviceSpec& d, const Options&) {
+// Batch-invariant it takes any M, 8 rows at a time: a row's sums do not depend on the rows beside it.
+std::string gemv_scalar_can_run(const PlanQuery& q, const DeviceSpec& d, const Options& o) {
     return first_unmet([&] { return needs_cuda(d, PathId::gemv_scalar); }, [&] { return needs_sm(d, 75); },
-                       [&] { return needs_16_bit_x(q); }, [&] { return needs_m_at_most(q, gemv_scalar_max_m); },
+                       [&] { return needs_16_bit_x(q); },
+                       [&] { return needs_m_at_most(q, o.batch_invariant ? unlimited : gemv_scalar_max_m); },
                        [&] { return needs_block_16(q); }, [&] { return needs_multiple("K", q.k, gemv_scalar_k); },
                        [&] { return needs_form(q, WeightForm::canonical); });
-}
-
-std::string gpu_gemv_worth_it(const PlanQuery& q, const DeviceSpec&, const Options& o) {
-    if (o.batch_invariant) return "batch_invariant is set and the path takes no large M";
-    return o.gemv_max_m >= 0 ? needs_m_at_most(q, o.gemv_max_m) : "";
 }
 
 std::string native_nvfp4_can_run(const PlanQuery& q, const DeviceSpec& d, const Options&) {
@@ -115,17 +130,26 @@ std::string native_nvfp4_worth_it(const PlanQuery& q, const DeviceSpec&, const O
 std::string gemm_fused_can_run(const PlanQuery& q, const DeviceSpec& d, const Options&) {
     return first_unmet([&] { return needs_cuda(d, PathId::gemm_fused); }, [&] { return needs_sm(d, 80); },
                        [&] { return needs_16_bit_x(q); }, [&] { return needs_block_16(q); },
-                       [&] { return needs_multiple("K", q.k, prepacked_k); });
+                       [&] { return needs_multiple("K", q.k, prepacked_k); },
+                       [&] { return needs_form(q, WeightForm::prepacked); });
 }
 
-// Above 8 rows the GEMV reads the weight once every 8 rows; a path that reads it once comes first.
-std::string gemv_tensor_core_worth_it(const PlanQuery& q, const DeviceSpec& d, const Options& o) {
-    std::string unmet = gpu_gemv_worth_it(q, d, o);
-    if (!unmet.empty() || q.m <= gemv_tensor_core_rows) return unmet;
-    const bool native = native_nvfp4_can_run(q, d, o).empty() && native_nvfp4_worth_it(q, d, o).empty();
-    if (!native && !gemm_fused_can_run(q, d, o).empty()) return "";
-    return "M = " + number(q.m) + " takes more than one pass over the weight, " +
-           (native ? "native_nvfp4" : "gemm_fused") + " one";
+std::string gemm_fused_worth_it(const PlanQuery& q, const DeviceSpec& d, const Options& o) {
+    const Crossovers& c = crossovers_of(d.sm);
+    if (o.batch_invariant || !d.cublaslt || q.m <= c.fused_max_m) return "";
+    return "M = " + number(q.m) + " is above " + number(c.fused_max_m) + ", from where dequant_cublas is faster (" +
+           c.source + ")";
+}
+
+std::string gemv_tensor_core_worth_it(const PlanQuery& q, const DeviceSpec&, const Options& o) {
+    if (o.batch_invariant) return "batch_invariant is set and the order of its sums depends on M";
+    return o.gemv_max_m >= 0 ? needs_m_at_most(q, o.gemv_max_m) : "";
+}
+
+std::string gemv_scalar_worth_it(const PlanQuery& q, const DeviceSpec& d, const Options& o) {
+    if (o.batch_invariant)
+        return gemm_fused_can_run(q, d, o).empty() ? "batch_invariant is set and gemm_fused takes any M faster" : "";
+    return o.gemv_max_m >= 0 ? needs_m_at_most(q, o.gemv_max_m) : "";
 }
 
 std::string native_emulated_can_run(const PlanQuery&, const DeviceSpec& d, const Options&) {
@@ -149,10 +173,10 @@ constexpr std::array<Path, path_count> paths{{
     {PathId::cpu_gemv, "cpu_gemv", cpu_gemv_can_run, cpu_gemv_worth_it},
     {PathId::cpu_gemm, "cpu_gemm", cpu_gemm_can_run, always},
     {PathId::gemv_tensor_core, "gemv_tensor_core", gemv_tensor_core_can_run, gemv_tensor_core_worth_it},
-    {PathId::gemv_scalar, "gemv_scalar", gemv_scalar_can_run, gpu_gemv_worth_it},
+    {PathId::gemv_scalar, "gemv_scalar", gemv_scalar_can_run, gemv_scalar_worth_it},
     {PathId::native_nvfp4, "native_nvfp4", native_nvfp4_can_run, native_nvfp4_worth_it},
     {PathId::native_emulated, "native_emulated", native_emulated_can_run, native_emulated_worth_it},
-    {PathId::gemm_fused, "gemm_fused", gemm_fused_can_run, always},
+    {PathId::gemm_fused, "gemm_fused", gemm_fused_can_run, gemm_fused_worth_it},
     {PathId::dequant_cublas, "dequant_cublas", dequant_cublas_can_run, always},
 }};
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "cuda/check.h"
 #include "cuda/cublaslt.h"
@@ -56,6 +57,22 @@ DeviceWeight::DeviceWeight(const WeightArguments& a)
     // A copy from pageable memory may return before it has arrived, and other streams do not wait for this one.
     FP4LINEAR_CUDA_CHECK(cudaStreamSynchronize(nullptr));
 }
+
+DeviceWeight::DeviceWeight(const BorrowedWeight& w, const Problem& p)
+    : device(w.cuda_device.value()),
+      facts(device_facts(device)),
+      n(p.n),
+      k(p.k),
+      block_size(p.block_size),
+      form(w.form == BorrowedForm::prepacked ? WeightForm::prepacked : WeightForm::canonical),
+      per_row(true),
+      scale2(1.0f),
+      largest_scale2(std::numeric_limits<float>::infinity()),  // the factors are on the device: any may be large
+      gemv_scratch(form == WeightForm::prepacked ? gemv_tensor_core_workspace(n, k, facts.max_shared_memory) : 0),
+      weight_(DeviceBuffer::borrow(w.weight)),
+      scales_(DeviceBuffer::borrow(w.scales)),
+      scale2_(DeviceBuffer::borrow(w.scale2)),
+      bias_(DeviceBuffer::borrow(w.bias)) {}
 
 std::size_t DeviceWeight::nbytes() const {
     const WeightArguments sizes{.n = n, .k = k, .block_size = block_size, .form = form};

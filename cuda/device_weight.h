@@ -2,6 +2,7 @@
 #pragma once
 #include <memory>
 
+#include "borrowed_weight.h"
 #include "cuda/device_facts.h"
 #include "cuda/memory.h"
 #include "cuda/weight.h"
@@ -11,6 +12,8 @@ namespace fp4linear::cuda {
 class DeviceWeight final : public Weight {
    public:
     explicit DeviceWeight(const WeightArguments& arguments);  // the current device is the weight's
+    // Owns nothing, allocates nothing and asks the device for nothing: as good as a pointer, for one call.
+    DeviceWeight(const BorrowedWeight& weight, const Problem& problem);
 
     void canonical(std::uint8_t* b, std::uint8_t* scales) const override;
     [[nodiscard]] std::size_t nbytes() const override;

@@ -4,20 +4,13 @@
 
 #include <cstdint>
 
+#include "cuda/device/repair.cuh"
 #include "cuda/kernels.h"
 
 namespace fp4linear::cuda {
 
-struct GemvParameters {
-    const std::uint8_t* weight;
-    const std::uint16_t* x;
+struct GemvParameters : device::RepairSource {
     std::uint16_t* y;
-    const float* scale2_rows;
-    const float* bias;
-    float scale2;
-    std::int64_t x_row_stride;
-    std::int64_t n;
-    std::int64_t k;
     int m;
     int k_units;
     int tiles;

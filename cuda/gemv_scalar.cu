@@ -6,6 +6,8 @@
 // fp32 range, for the reasons in gemv_tensor_core.cu.
 #include <cuda_runtime.h>
 
+#include "cuda/device/e2m1.cuh"
+#include "cuda/device/e4m3.cuh"
 #include "cuda/device/fp4.cuh"
 #include "cuda/kernels.h"
 
@@ -34,19 +36,14 @@ struct Parameters {
 
 // A raw E4M3 byte * 2^10.
 __device__ __forceinline__ float scaled_e4m3(std::uint32_t byte) {
-    const float magnitude =
-        (byte & 0x7Fu) == 0x7Fu ? __int_as_float(0x7FC00000) : scale_magnitude(byte, 0) * 0x1p127f * 8.0f;
-    return (byte & 0x80u) != 0 ? -magnitude : magnitude;
+    return __half2float(half_from_e4m3(static_cast<std::uint8_t>(byte))) * 1024.0f;
 }
 
-// 8 codes in memory order: v[i] is the code at bits 4i. As fp16, magnitude bits in 11-9 are code * 2^-14.
+// 8 codes in memory order: v[i] is the code at bits 4i.
 __device__ __forceinline__ void decode_word(std::uint32_t word, float (&v)[8]) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {  // codes i and i + 4 share a register
-        const std::uint32_t pair = word >> (4 * i);
-        const std::uint32_t placed = (pair & 0x00080008u) << 12 | (pair & 0x00070007u) << 9;
-        const float2 values =
-            __half22float2(__hmul2(reinterpret_cast<const __half2&>(placed), __float2half2_rn(16384.0f)));
+        const float2 values = __half22float2(half2_from_e2m1(word >> (4 * i)));
         v[i] = values.x;
         v[i + 4] = values.y;
     }

@@ -4,7 +4,8 @@
 // So everything else happens before. A block has one tile of 16 outputs, a warp two or four units of 16 x 64 weights,
 // which it has read and decoded into complete mma operands by the time x may be read; the hardware lets several kernels
 // of a chain get that far. What is left is x -> operands -> mma -> one reduction -> y. Every M from 1 to 8 takes the
-// same path.
+// same path, and beyond it further rows of blocks take 8 tokens each: they decode the weight again, in time that nobody
+// waits for. (Blocks of 16 and 32 tokens were slower up to M = 32.)
 //
 // Range: the weights are w * 2^10 (bf16) or w * 2^-14 (fp16), both exact, and x is as it is. A sum that leaves the fp32
 // range while x is finite is computed again in fp64.
@@ -15,6 +16,7 @@
 #include "cuda/device/fp4.cuh"
 #include "cuda/device/gemv.cuh"
 #include "cuda/device/ptx.cuh"
+#include "cuda/gemm.h"
 #include "cuda/gemv_parameters.h"
 #include "cuda/launch.h"
 #include "cuda/prepacked.h"
@@ -28,6 +30,8 @@ using prepacked::unit_code_bytes;
 using prepacked::unit_k;
 using prepacked::unit_rows;
 
+constexpr int warps_an_sm = 16;   // with 128 registers a thread
+constexpr int block_tokens = 8;   // the n of mma.m16n8k16
 constexpr int x_row_pitch = 144;  // bytes of a staged row of 64 K: 128 + 16, so that ldmatrix meets no bank conflict
 constexpr int x_unit_bytes = 8 * x_row_pitch;
 constexpr int token_pitch = 20;  // floats of a token's 16 partial sums: the stores of a warp meet no bank conflict
@@ -62,8 +66,8 @@ __device__ __forceinline__ void decode_unit(const uint4& codes, const uint2& sca
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
             std::uint32_t (&out)[4] = a[2 * two + i];
-            const std::uint32_t scale_g = i == 0 ? low_twice(upper) : high_twice(upper);
-            const std::uint32_t scale_g8 = i == 0 ? low_twice(lower) : high_twice(lower);
+            const std::uint32_t scale_g = twice(upper, i != 0);
+            const std::uint32_t scale_g8 = twice(lower, i != 0);
             T::decode(words[2 * two + i], out);
             out[0] = T::multiply(lift_code(out[0], T{}), scale_g);
             out[1] = T::multiply(lift_code(out[1], T{}), scale_g8);
@@ -74,7 +78,7 @@ __device__ __forceinline__ void decode_unit(const uint4& codes, const uint2& sca
 }
 
 template <class T, int Units, int Warps>
-__global__ void __launch_bounds__(Warps * 32, 16 / Warps)  // 128 registers
+__global__ void __launch_bounds__(Warps * 32, warps_an_sm / Warps)
     small_kernel(const __grid_constant__ GemvParameters p) {
 #if __CUDA_ARCH__ >= 800
     // Of a warp: its x, then its sums.
@@ -86,6 +90,8 @@ __global__ void __launch_bounds__(Warps * 32, 16 / Warps)  // 128 registers
     const int warp = __shfl_sync(0xFFFFFFFFu, static_cast<int>(threadIdx.x / 32), 0);
     const std::uint32_t stage = shared_address(shared) + warp * staging_bytes;
     const int first_unit = warp * Units;
+    const int first_token = static_cast<int>(blockIdx.y) * block_tokens;
+    const int tokens = min(block_tokens, p.m - first_token);
 
     // The weight is the layer's own and finished long ago: its reads need not wait for the previous kernel.
     const std::uint8_t* unit = p.weight + (static_cast<std::int64_t>(blockIdx.x) * p.k_units + first_unit) * unit_bytes;
@@ -100,7 +106,7 @@ __global__ void __launch_bounds__(Warps * 32, 16 / Warps)  // 128 registers
             scales[u] = load_weight_64(unit + u * unit_bytes + unit_code_bytes + lane / 4 * 8);
         }
     }
-    if (p.m <= 4)  // tokens 4 to 7
+    if (tokens <= 4)  // the other four are zero
 #pragma unroll
         for (int u = 0; u < Units; ++u)
             store_shared_128(stage + u * x_unit_bytes + (4 + lane / 8) * x_row_pitch + lane % 8 * 16,
@@ -110,13 +116,13 @@ __global__ void __launch_bounds__(Warps * 32, 16 / Warps)  // 128 registers
     for (int u = 0; u < Units; ++u) decode_unit<T>(codes[u], scales[u], a[u]);
 
     // A lane reads 16 bytes of a token, of four tokens at once, then of the other four.
-    const std::uint16_t* const x = p.x + lane / 8 * p.x_row_stride + first_unit * unit_k + lane % 8 * 8;
+    const std::uint16_t* const x = p.x + (first_token + lane / 8) * p.x_row_stride + first_unit * unit_k + lane % 8 * 8;
     const std::uint16_t* const x4 = x + 4 * p.x_row_stride;
-    const bool first_four = lane / 8 < p.m;
-    const bool last_four = lane / 8 + 4 < p.m;
+    const bool first_four = lane / 8 < tokens;
+    const bool last_four = lane / 8 + 4 < tokens;
     // The thread's output, in the end: token * 16 + row.
     const int output = threadIdx.x;
-    const int outputs = unit_rows * p.m;
+    const int outputs = unit_rows * tokens;
     const int token = output / unit_rows;
     const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * unit_rows + output % unit_rows;
     const bool stores = output < outputs && row < p.n;
@@ -151,7 +157,7 @@ __global__ void __launch_bounds__(Warps * 32, 16 / Warps)  // 128 registers
         for (int u = 0; u < Units; ++u) {
             const std::uint32_t to = stage + u * x_unit_bytes + lane / 8 * x_row_pitch + lane % 8 * 16;
             store_shared_128(to, rows[u][0]);
-            if (p.m > 4) store_shared_128(to + 4 * x_row_pitch, rows[u][1]);
+            if (tokens > 4) store_shared_128(to + 4 * x_row_pitch, rows[u][1]);
         }
         __syncwarp();
 #pragma unroll
@@ -169,9 +175,9 @@ __global__ void __launch_bounds__(Warps * 32, 16 / Warps)  // 128 registers
 #pragma unroll
             for (int s = 0; s < 4; ++s) {
                 b[u][s] = make_uint2(0, 0);
-                if (lane / 4 < p.m && first_unit + u < p.k_units) {
-                    const std::uint16_t* source = p.x + lane / 4 * p.x_row_stride + (first_unit + u) * unit_k +
-                                                  s * prepacked::slice_k + lane % 4 * 2;
+                if (lane / 4 < tokens && first_unit + u < p.k_units) {
+                    const std::uint16_t* source = p.x + (first_token + lane / 4) * p.x_row_stride +
+                                                  (first_unit + u) * unit_k + s * prepacked::slice_k + lane % 4 * 2;
                     b[u][s].x = source[0] | static_cast<std::uint32_t>(source[1]) << 16;
                     b[u][s].y = source[8] | static_cast<std::uint32_t>(source[9]) << 16;
                 }
@@ -199,12 +205,12 @@ __global__ void __launch_bounds__(Warps * 32, 16 / Warps)  // 128 registers
     for (int step = 1; step < Warps; step *= 2)
 #pragma unroll
         for (int w = 0; w + step < Warps; w += 2 * step) values[w] += values[w + step];
-    if (stores) p.y[token * p.n + row] = epilogue<T>(scale2, bias, values[0]);
+    if (stores) p.y[(first_token + token) * p.n + row] = epilogue<T>(scale2, bias, values[0]);
     if constexpr (sum_exponent<T> > 0) {
         __syncwarp();
-        const int first_token = output / 32 * 2;  // a warp has two tokens
+        const int first_stored = first_token + output / 32 * 2;  // a warp has two tokens
         if (__any_sync(0xFFFFFFFFu, stores && !is_finite(values[0])))
-            repair_tile<T>(p, blockIdx.x, first_token, first_token + 2);
+            repair_tokens<T>(p, blockIdx.x, first_stored, first_stored + 2);
     }
 #endif
 }
@@ -223,7 +229,8 @@ cudaError_t launch(const GemvParameters& p, const SmallConfiguration& c, const G
     }
     if (shared > static_cast<std::size_t>(a.max_shared_memory)) return cudaErrorInvalidConfiguration;
     if (const cudaError_t e = allow_shared_memory<kernel>(a.max_shared_memory)) return e;
-    Launch launch(dim3(static_cast<unsigned>(p.tiles)), dim3(Warps * 32), shared, a.stream);
+    const dim3 grid(static_cast<unsigned>(p.tiles), static_cast<unsigned>((p.m + block_tokens - 1) / block_tokens));
+    Launch launch(grid, dim3(Warps * 32), shared, a.stream);
     if (overlaps) launch.overlap_previous();
     return launch.run(kernel, p);
 }
@@ -265,6 +272,50 @@ bool configure_small(const GemvParameters& p, int sm_count, SmallConfiguration& 
 
 cudaError_t gemv_small(const GemvParameters& p, const SmallConfiguration& c, const GemvArguments& a) {
     return a.dtype == DType::float16 ? launch_configured<Float16>(p, c, a) : launch_configured<BFloat16>(p, c, a);
+}
+
+namespace {
+
+GemvParameters small_parameters(const GemmArguments& a) {
+    GemvParameters p{};
+    p.weight = a.prepacked;
+    p.x = static_cast<const std::uint16_t*>(a.x);
+    p.y = static_cast<std::uint16_t*>(a.y);
+    p.scale2_rows = a.scale2_rows;
+    p.bias = a.bias;
+    p.scale2 = a.scale2;
+    p.x_row_stride = a.x_row_stride;
+    p.n = a.n;
+    p.k = a.k;
+    p.m = static_cast<int>(a.m);
+    p.k_units = static_cast<int>(prepacked::k_units(a.k));
+    p.tiles = static_cast<int>(prepacked::row_tiles(a.n));
+    p.x_aligned = true;
+    return p;
+}
+
+}  // namespace
+
+// Measured on one H200: as long as all blocks run at once, reading the weight once more a block row is the faster way.
+bool gemm_small_supports(const GemmArguments& a) {
+    SmallConfiguration c{};
+    const GemvParameters p = small_parameters(a);
+    if (a.kernel_arch < 80 || !configure_small(p, a.sm_count, c)) return false;
+    const std::int64_t blocks = p.tiles * ((a.m + block_tokens - 1) / block_tokens);
+    return blocks <= std::int64_t{a.sm_count} * (warps_an_sm / c.warps);
+}
+
+cudaError_t gemm_small(const GemmArguments& a) {
+    const GemvParameters p = small_parameters(a);
+    SmallConfiguration c{};
+    if (!configure_small(p, a.sm_count, c)) return cudaErrorInvalidConfiguration;
+    GemvArguments launch;
+    launch.dtype = a.dtype;
+    launch.max_shared_memory = a.max_shared_memory;
+    launch.kernel_arch = a.kernel_arch;
+    launch.programmatic_launch = a.programmatic_launch;
+    launch.stream = a.stream;
+    return gemv_small(p, c, launch);
 }
 
 }  // namespace fp4linear::cuda

@@ -390,7 +390,7 @@ __global__ void __launch_bounds__(Threads, BlocksPerSm) gemv_kernel(const __grid
         if (__any_sync(0xFFFFFFFFu, left_range))
             for (int tile = first_tile + split * tile_step, own = split; tile < p.tiles;
                  tile += p.splits * tile_step, own += p.splits)
-                if (!Clustered || own % cluster == rank) repair_tile<T>(p, tile, 0, p.m);
+                if (!Clustered || own % cluster == rank) repair_tokens<T>(p, tile, 0, p.m);
     }
 #endif
 }

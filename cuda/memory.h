@@ -47,16 +47,23 @@ class DeviceBuffer {
         if (bytes != 0) FP4LINEAR_CUDA_CHECK(cudaMemcpy(data_, host, bytes, cudaMemcpyHostToDevice));
     }
     ~DeviceBuffer() {
+        if (!owned_ || data_ == nullptr) return;
         const RelaxedCapture relaxed;
         cudaFree(data_);
     }
+    // Memory that somebody else keeps, and frees.
+    static DeviceBuffer borrow(const void* data) { return DeviceBuffer(data, Borrowed()); }
     DeviceBuffer(const DeviceBuffer&) = delete;
     DeviceBuffer& operator=(const DeviceBuffer&) = delete;
 
     [[nodiscard]] void* get() const { return data_; }
 
    private:
+    struct Borrowed {};
+    DeviceBuffer(const void* data, Borrowed /*tag*/) : data_(const_cast<void*>(data)), owned_(false) {}
+
     void* data_ = nullptr;
+    bool owned_ = true;
 };
 
 }  // namespace fp4linear::cuda

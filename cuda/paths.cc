@@ -1,4 +1,5 @@
 // The GPU rungs of the ladder: what a device offers the planner, and the launch of the path that it chose.
+#include <algorithm>
 #include <stdexcept>
 
 #include "cuda/backend.h"
@@ -7,6 +8,7 @@
 #include "cuda/dequant_cublas.h"
 #include "cuda/device_facts.h"
 #include "cuda/device_weight.h"
+#include "cuda/gemm_fused.h"
 #include "cuda/kernels.h"
 #include "cuda/prepacked.h"
 #include "cuda/weight.h"
@@ -15,8 +17,10 @@
 namespace fp4linear::cuda {
 namespace {
 
+// The paths that need the tensor cores of SM80, and the prepacked weight.
+constexpr std::uint32_t tensor_core_kernels = path_bit(PathId::gemv_tensor_core) | path_bit(PathId::gemm_fused);
 constexpr std::uint32_t kernels_of_build =
-    path_bit(PathId::gemv_tensor_core) | path_bit(PathId::gemv_scalar) | path_bit(PathId::dequant_cublas);
+    tensor_core_kernels | path_bit(PathId::gemv_scalar) | path_bit(PathId::dequant_cublas);
 
 constexpr int tensor_core_sm = 80;  // the first with bf16 mma.m16n8k16
 
@@ -61,7 +65,7 @@ DeviceSpec device_spec(int device) {
     spec.sm_count = facts.sm_count;
     spec.kernels = kernels_of_build;
     // On a newer GPU the kernels may be those of an old architecture's PTX, which has no body of this one.
-    if (facts.kernel_arch < tensor_core_sm) spec.kernels &= ~path_bit(PathId::gemv_tensor_core);
+    if (facts.kernel_arch < tensor_core_sm) spec.kernels &= ~tensor_core_kernels;
     spec.cublaslt = cublaslt::available();
     if (!spec.cublaslt) spec.cublaslt_reason = cublaslt::unavailable_reason();
     return spec;
@@ -70,30 +74,32 @@ bool cublaslt_available() { return cublaslt::available(); }
 
 namespace {
 
-// Passes of at most 8 rows, as even as they come: each reads the weight, which from the second on may still be in L2.
 void run_gemv_tensor_core(const DeviceWeight& w, const Problem& p, cudaStream_t stream) {
+    if (gemv_deep(w, p, stream)) return;
     void* partials = w.gemv_scratch == 0 ? nullptr : scratch(Scratch::gemv_partials, w.gemv_scratch, stream);
-    const std::int64_t passes = (p.m + gemv_tensor_core_max_m - 1) / gemv_tensor_core_max_m;
-    for (std::int64_t pass = 0; pass < passes; ++pass) {
-        const std::int64_t first = p.m * pass / passes, last = p.m * (pass + 1) / passes;
+    FP4LINEAR_CUDA_CHECK(gemv_tensor_core(gemv_arguments(w, p, partials, stream)));
+}
+
+// More rows than the kernel takes come only where the result may not depend on M: 8 at a time.
+void run_gemv_scalar(const DeviceWeight& w, const Problem& p, int rows_per_block, cudaStream_t stream) {
+    for (std::int64_t first = 0; first < p.m; first += gemv_scalar_max_m) {
         Problem rows = p;
-        rows.m = last - first;
+        rows.m = std::min(gemv_scalar_max_m, p.m - first);
         rows.x = static_cast<const char*>(p.x) + first * p.x_row_stride * 2;
         rows.y = static_cast<char*>(p.y) + first * p.n * 2;
-        FP4LINEAR_CUDA_CHECK(gemv_tensor_core(gemv_arguments(w, rows, partials, stream)));
+        FP4LINEAR_CUDA_CHECK(gemv_scalar(gemv_arguments(w, rows, nullptr, stream), rows_per_block));
     }
 }
 
 }  // namespace
 
-void run(PathId path, const Weight& weight, const Problem& problem, int rows_per_block, void* stream) {
+void run(PathId path, const Weight& weight, const Problem& problem, const CallOptions& options, void* stream) {
     const auto& w = static_cast<const DeviceWeight&>(weight);
     const auto s = static_cast<cudaStream_t>(stream);
     switch (path) {
         case PathId::gemv_tensor_core: run_gemv_tensor_core(w, problem, s); return;
-        case PathId::gemv_scalar:
-            FP4LINEAR_CUDA_CHECK(gemv_scalar(gemv_arguments(w, problem, nullptr, stream), rows_per_block));
-            return;
+        case PathId::gemv_scalar: run_gemv_scalar(w, problem, options.rows_per_block, s); return;
+        case PathId::gemm_fused: gemm_fused(w, problem, options.batch_invariant, s); return;
         case PathId::dequant_cublas: dequant_cublas(w, problem, s); return;
         default: throw std::runtime_error("no CUDA kernel of " + std::string(name_of(path)));
     }

@@ -126,8 +126,8 @@ __global__ void __launch_bounds__(threads)
         for (int h = 0; h < 2; ++h) {
             const std::uint32_t pair01 = T::scale_pair(bytes.x, h);
             const std::uint32_t pair23 = T::scale_pair(bytes.y, h);
-            const std::uint32_t scales[4] = {device::low_twice(pair01), device::high_twice(pair01),
-                                             device::low_twice(pair23), device::high_twice(pair23)};
+            const std::uint32_t scales[4] = {device::twice(pair01, false), device::twice(pair01, true),
+                                             device::twice(pair23, false), device::twice(pair23, true)};
 #pragma unroll
             for (int s = 0; s < 4; ++s) {
                 std::uint32_t a[4];

@@ -2,6 +2,7 @@
 #include <stdexcept>
 
 #include "cuda/backend.h"
+#include "cuda/borrowed.h"
 #include "cuda/weight.h"
 
 namespace fp4linear::cuda {
@@ -37,13 +38,22 @@ WeightForm choose_form(std::int64_t /*k*/, int /*block_size*/, bool /*has_nan_sc
 }
 std::unique_ptr<Weight> make_weight(const WeightArguments& /*arguments*/) { throw std::runtime_error(no_cuda); }
 DeviceSpec device_spec(int /*device*/) { throw std::runtime_error(no_cuda); }
-void run(PathId /*path*/, const Weight& /*weight*/, const Problem& /*problem*/, int /*rows_per_block*/,
+void run(PathId /*path*/, const Weight& /*weight*/, const Problem& /*problem*/, const CallOptions& /*options*/,
          void* /*stream*/) {
     throw std::runtime_error(no_cuda);
 }
 void fill_with_bias(const Weight& /*weight*/, const Problem& /*problem*/, void* /*stream*/) {
     throw std::runtime_error(no_cuda);
 }
+void run(PathId /*path*/, const BorrowedWeight& /*weight*/, const Problem& /*problem*/, const CallOptions& /*options*/,
+         void* /*stream*/) {
+    throw std::runtime_error(no_cuda);
+}
+void fill_with_bias(const BorrowedWeight& /*weight*/, const Problem& /*problem*/, void* /*stream*/) {
+    throw std::runtime_error(no_cuda);
+}
+void prepare_device(int /*device*/) { throw std::runtime_error(no_cuda); }
+int current_device() { throw std::runtime_error(no_cuda); }
 void gather(void* /*to*/, const void* /*from*/, int /*ndim*/, const std::int64_t* /*shape*/,
             const std::int64_t* /*strides*/, void* /*stream*/) {
     throw std::runtime_error(no_cuda);

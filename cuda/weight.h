@@ -39,9 +39,14 @@ std::unique_ptr<Weight> make_weight(const WeightArguments& arguments);  // synch
 
 DeviceSpec device_spec(int device);  // what the planner asks; cheap
 
+struct CallOptions {
+    int rows_per_block = 1;        // gemv_scalar: rows of x that share a weight load
+    bool batch_invariant = false;  // the bits of a row of y depend on that row of x alone
+};
+
 // Enqueues one call on a stream (a cudaStream_t) of the weight's device. No allocation in steady state, no
 // synchronisation; may be captured.
-void run(PathId path, const Weight& weight, const Problem& problem, int rows_per_block, void* stream);
+void run(PathId path, const Weight& weight, const Problem& problem, const CallOptions& options, void* stream);
 
 // y for K = 0: every row is the bias, or zeros.
 void fill_with_bias(const Weight& weight, const Problem& problem, void* stream);

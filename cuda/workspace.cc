@@ -50,6 +50,17 @@ void give_back(void* opaque) {
     delete held;
 }
 
+// Zeros, whatever is being captured.
+void clear(void* memory, std::size_t bytes) {
+    cudaStream_t stream = nullptr;
+    FP4LINEAR_CUDA_CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    const cudaError_t set = cudaMemsetAsync(memory, 0, bytes, stream);
+    const cudaError_t done = cudaStreamSynchronize(stream);
+    cudaStreamDestroy(stream);
+    FP4LINEAR_CUDA_CHECK(set);
+    FP4LINEAR_CUDA_CHECK(done);
+}
+
 Block obtain(int device, Scratch purpose, std::size_t bytes, bool reuse) {
     auto& returned = pool().returned;
     for (std::size_t i = 0; reuse && i < returned.size(); ++i) {
@@ -61,6 +72,13 @@ Block obtain(int device, Scratch purpose, std::size_t bytes, bool reuse) {
     Block block{device, purpose, bytes, nullptr};
     const RelaxedCapture relaxed;
     FP4LINEAR_CUDA_CHECK(cudaMalloc(&block.memory, bytes));
+    if (purpose != Scratch::wgmma_partials) return block;
+    try {
+        clear(block.memory, bytes);
+    } catch (...) {
+        cudaFree(block.memory);
+        throw;
+    }
     return block;
 }
 

@@ -9,9 +9,12 @@
 namespace fp4linear::cuda {
 
 enum class Scratch : std::uint8_t {
-    dequantized,    // one chunk of the weight in 16 bits
-    cublas,         // what cuBLASLt asks for
-    gemv_partials,  // sums of K slices
+    dequantized,     // one chunk of the weight in 16 bits
+    cublas,          // what cuBLASLt asks for
+    gemv_partials,   // sums of K slices
+    mma_partials,    // sums of K slices of gemm_fused
+    wgmma_partials,  // the same, with flags that are zero at first and that every launch leaves so
+    aligned_x,       // a copy of x whose rows start at multiples of 16 bytes
 };
 
 // At least `bytes` for work that is put on the stream of the current device. Allocates on the first call of a stream or

@@ -44,7 +44,11 @@ def plan(m: int, device: str, n: int = 4096, k: int = 4096, **options: Any) -> f
     # Large M.
     ("sm75", 64, {}, "dequant_cublas"),
     ("sm80", 64, {}, "gemm_fused"),
+    ("sm90", 9, {}, "gemm_fused"),
     ("sm90", 4096, {}, "gemm_fused"),
+    ("sm90", 1 << 20, {}, "gemm_fused"),
+    ("sm80", 1025, {}, "dequant_cublas"),
+    ("sm80", 1025, {"cublaslt": False}, "gemm_fused"),
     ("sm100", 64, {}, "gemm_fused"),
     ("sm120", 64, {}, "gemm_fused"),
     ("sm120", 64, {"native": True}, "native_nvfp4"),
@@ -65,7 +69,7 @@ def test_the_path_that_the_ladder_takes(device: str, m: int, options: dict[str, 
     ("cpu_gemv", "sm90", 1, {}, "GPU"),
     ("cpu_gemm", "sm90", 1, {}, "GPU"),
     ("gemv_tensor_core", "sm75", 1, {}, "SM80"),
-    ("gemv_tensor_core", "sm90", 64, {}, "M = 64"),
+    ("gemv_tensor_core", "sm90", 9, {}, "M = 9"),
     ("gemv_tensor_core", "sm90", 1, {"k": 4128}, "K = 4128"),
     ("gemv_tensor_core", "sm90", 1, {"block_size": 32}, "block_size"),
     ("gemv_tensor_core", "sm90", 1, {"gemv_tensor_core": False}, "FP4LINEAR_GEMV_TENSOR_CORE"),
@@ -133,8 +137,9 @@ def test_rows_that_share_a_weight_load(sm_count: int) -> None:
 def test_batch_invariant_takes_one_path_for_every_m(device: str) -> None:
     for options in ({}, {"native": True}):
         paths = {plan(m, device, batch_invariant=True, **options).path for m in (1, 2, 8, 9, 64, 4096)}
-        assert len(paths) == 1
-        assert paths.isdisjoint({"dequant_cublas", None})
+        assert paths == {"gemm_fused"}
+        scalar = {plan(m, device, k=4096 + 32, batch_invariant=True, **options).path for m in (1, 8, 9, 4096)}
+        assert scalar == {"gemv_scalar"}
     assert len({plan(m, "cpu", batch_invariant=True).path for m in (1, 9, 64, 4096)}) == 1
 
 

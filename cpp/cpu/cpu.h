@@ -17,6 +17,40 @@ struct Epilogue {
     const float* bias = nullptr;  // n values, or null
 };
 
+// An NVFP4 weight as the paths read it, in memory that its owner keeps for the call.
+struct WeightView {
+    std::int64_t n = 0;
+    std::int64_t k = 0;
+    int block_size = 16;
+
+    std::int64_t tiles = 0;  // of 16 rows
+    std::int64_t steps = 0;  // of 64 K
+
+    // Tiled (layout.h) where can_tile(): `codes` holds scales too, and lies at a multiple of tiled_alignment. Otherwise
+    // `codes` and `scales` are the canonical arrays, and panels are decoded from them.
+    bool tiled = true;
+    // No scale has a sign or is NaN, which is so in every usual checkpoint: the cheaper scale decode is right.
+    bool plain_scales = true;
+    const std::uint8_t* codes = nullptr;
+    const std::uint8_t* scales = nullptr;
+};
+
+WeightView view_of(std::int64_t n, std::int64_t k, int block_size, bool tiled, bool plain_scales,
+                   const std::uint8_t* codes, const std::uint8_t* scales);
+
+inline constexpr std::size_t tiled_alignment = 64;  // bytes; the kernels load whole cache lines
+
+// Every group of 16 K lies inside one block: block_size is a multiple of 16, or a row is one block.
+bool can_tile(std::int64_t k, int block_size);
+std::size_t tiled_size(std::int64_t n, std::int64_t k);  // bytes
+bool has_plain_scales(const std::uint8_t* scales, std::int64_t count);
+
+// Canonical to tiled and back, bit for bit. can_tile() holds.
+void tile_weight(std::int64_t n, std::int64_t k, int block_size, const std::uint8_t* b, const std::uint8_t* scales,
+                 std::uint8_t* tiled);
+void untile_weight(std::int64_t n, std::int64_t k, int block_size, const std::uint8_t* tiled, std::uint8_t* b,
+                   std::uint8_t* scales);
+
 // An immutable NVFP4 weight in the layout of the kernels; invertible bit for bit.
 class Weight {
    public:
@@ -29,10 +63,10 @@ class Weight {
     void canonical(std::uint8_t* b, std::uint8_t* scales) const;  // the bytes given at construction
     [[nodiscard]] std::size_t nbytes() const;
 
-    struct Impl;
-    [[nodiscard]] const Impl& impl() const { return *impl_; }
+    [[nodiscard]] WeightView view() const;
 
    private:
+    struct Impl;
     std::unique_ptr<Impl> impl_;
 };
 
@@ -41,8 +75,8 @@ class Weight {
 struct Isa {
     std::string_view name;  // "avx512_bf16", "avx512", "avx2", "portable"
     bool (*runs_here)();    // cpuid and OS support
-    void (*gemv)(const Weight::Impl&, const Problem&, const Epilogue&, int threads);
-    void (*gemm)(const Weight::Impl&, const Problem&, const Epilogue&, int threads);
+    void (*gemv)(const WeightView&, const Problem&, const Epilogue&, int threads);
+    void (*gemm)(const WeightView&, const Problem&, const Epilogue&, int threads);
 };
 std::span<const Isa> all_isas();
 const Isa& best_isa();                       // the first that runs here

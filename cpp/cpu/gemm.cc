@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "cpu/aligned_buffer.h"
 #include "cpu/staging.h"
 #include "cpu/thread_pool.h"
 #include "cpu/weight.h"
@@ -22,7 +23,7 @@ constexpr std::int64_t packed_bytes_a_pass = 16 << 20;  // half of a usual share
 
 }  // namespace
 
-void run_gemm(const KernelTable& table, const Weight::Impl& weight, const Problem& problem, const Epilogue& epilogue,
+void run_gemm(const KernelTable& table, const WeightView& weight, const Problem& problem, const Epilogue& epilogue,
               int threads) {
     if (problem.m == 0 || weight.n == 0) return;
     threads = std::max(threads, 1);
@@ -75,7 +76,7 @@ void run_gemm(const KernelTable& table, const Weight::Impl& weight, const Proble
                     for (int t = 0; t < tiles; ++t) {
                         std::uint8_t* to = panel + t * panel_stride;
                         if (weight.tiled) {
-                            table.decode(weight.tile(tile + t) + step * step_bytes, steps, weight.plain_scales,
+                            table.decode(tile_of(weight, tile + t) + step * step_bytes, steps, weight.plain_scales,
                                          operand.pairs(), to);
                         } else {
                             decode_canonical_panel(weight, tile + t, step, step + steps, operand.pairs(), to);

@@ -2,6 +2,7 @@
 // of x, at most gemv_rows at a time.
 #include <algorithm>
 
+#include "cpu/aligned_buffer.h"
 #include "cpu/staging.h"
 #include "cpu/thread_pool.h"
 #include "cpu/weight.h"
@@ -14,7 +15,7 @@ constexpr std::int64_t most_staged_rows = 3 * rows_a_pass;
 
 }  // namespace
 
-void run_gemv(const KernelTable& table, const Weight::Impl& weight, const Problem& problem, const Epilogue& epilogue,
+void run_gemv(const KernelTable& table, const WeightView& weight, const Problem& problem, const Epilogue& epilogue,
               int threads) {
     if (problem.m == 0 || weight.n == 0) return;
     if (!weight.tiled) return run_gemm(table, weight, problem, epilogue, threads);
@@ -47,7 +48,7 @@ void run_gemv(const KernelTable& table, const Weight::Impl& weight, const Proble
             alignas(64) float sums[most_staged_rows * tile_rows];
             for (std::int64_t tile = begin; tile < end; ++tile) {
                 for (std::int64_t block = 0; block < blocks.count; ++block) {
-                    table.gemv_tile(weight.tile(tile), weight.steps, weight.plain_scales,
+                    table.gemv_tile(tile_of(weight, tile), weight.steps, weight.plain_scales,
                                     x + blocks.begin(block) * row_bytes, operand, blocks.size(block),
                                     sums + blocks.begin(block) * tile_rows);
                 }

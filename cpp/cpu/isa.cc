@@ -15,11 +15,11 @@ const char* last_kernels_name = "";
 namespace {
 
 template <const KernelTable& table>
-void gemv(const Weight::Impl& weight, const Problem& problem, const Epilogue& epilogue, int threads) {
+void gemv(const WeightView& weight, const Problem& problem, const Epilogue& epilogue, int threads) {
     run_gemv(table, weight, problem, epilogue, threads);
 }
 template <const KernelTable& table>
-void gemm(const Weight::Impl& weight, const Problem& problem, const Epilogue& epilogue, int threads) {
+void gemm(const WeightView& weight, const Problem& problem, const Epilogue& epilogue, int threads) {
     run_gemm(table, weight, problem, epilogue, threads);
 }
 

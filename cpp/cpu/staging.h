@@ -43,9 +43,9 @@ struct RowBlocks {
 };
 
 // The two paths, for any instruction set.
-void run_gemv(const KernelTable& table, const Weight::Impl& weight, const Problem& problem, const Epilogue& epilogue,
+void run_gemv(const KernelTable& table, const WeightView& weight, const Problem& problem, const Epilogue& epilogue,
               int threads);
-void run_gemm(const KernelTable& table, const Weight::Impl& weight, const Problem& problem, const Epilogue& epilogue,
+void run_gemm(const KernelTable& table, const WeightView& weight, const Problem& problem, const Epilogue& epilogue,
               int threads);
 
 }  // namespace fp4linear::cpu

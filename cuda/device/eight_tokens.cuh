@@ -21,7 +21,7 @@ inline constexpr int x_scratch_bytes = 8 * x_row_pitch;
 template <int Units, int ChunkUnits>
 struct EightTokens {
     // For x on its way to registers, and for the decoded scales of a chunk.
-    static constexpr int scratch_bytes = 256 * ChunkUnits > x_scratch_bytes ? 256 * ChunkUnits : x_scratch_bytes;
+    static constexpr int scratch_bytes = 128 * ChunkUnits > x_scratch_bytes ? 128 * ChunkUnits : x_scratch_bytes;
     std::uint32_t b[Units * 4][2];
 
     __device__ static __forceinline__ std::uint32_t prescale(std::uint32_t pair, BFloat16) {
@@ -85,26 +85,19 @@ struct EightTokens {
             for (int h = 0; h < 2; ++h) b[s][h] = prescale(b[s][h], T{});
     }
 
-    // `scratch`: 128 bytes a unit for each of the two row halves. The four lanes of a row need the same scales, so each
-    // scale is decoded by one lane and shared.
-    // SkipLast: a K range may be a unit short.
+    // `scratch`: 128 bytes a unit. The four lanes of a row need the same scales, so each scale is decoded by one lane
+    // and shared. SkipLast: a K range may be a unit short.
     template <class T, bool SkipLast>
     __device__ __forceinline__ void multiply_chunk(float (&acc)[2][4], int first_unit, int units, std::uint32_t chunk,
                                                    std::uint32_t scratch, int lane) const {
-        constexpr int half_bytes = ChunkUnits * 128;
-        static_assert(2 * half_bytes <= scratch_bytes);
+        static_assert(ChunkUnits * 128 <= scratch_bytes);
 #pragma unroll
         for (int first = 0; first < ChunkUnits * 8; first += 32) {
             const int i = first + lane;  // unit i / 8, rows i % 8 and 8 more
             if (i < ChunkUnits * 8) {
                 const uint2 bytes = load_shared_64(chunk + (i / 8) * unit_bytes + unit_code_bytes + (i % 8) * 8);
-#pragma unroll
-                for (int h = 0; h < 2; ++h) {
-                    const std::uint32_t low = T::scale_pair(bytes.x, h);
-                    const std::uint32_t high = T::scale_pair(bytes.y, h);
-                    store_shared_128(scratch + h * half_bytes + i * 16,
-                                     make_uint4(low_twice(low), high_twice(low), low_twice(high), high_twice(high)));
-                }
+                store_shared_128(scratch + i * 16, make_uint4(T::scale_pair(bytes.x, 0), T::scale_pair(bytes.y, 0),
+                                                              T::scale_pair(bytes.x, 1), T::scale_pair(bytes.y, 1)));
             }
         }
         __syncwarp();
@@ -112,19 +105,18 @@ struct EightTokens {
         for (int u = 0; u < ChunkUnits; ++u) {
             if (SkipLast && first_unit + u == Units - 1 && units < Units) break;
             const uint4 codes = load_shared_128(chunk + u * unit_bytes + lane * 16);
-            const uint4 upper = load_shared_128(scratch + u * 128 + (lane / 4) * 16);
-            const uint4 lower = load_shared_128(scratch + half_bytes + u * 128 + (lane / 4) * 16);
+            const uint4 scales = load_shared_128(scratch + u * 128 + (lane / 4) * 16);
             const std::uint32_t words[4] = {codes.x, codes.y, codes.z, codes.w};
-            const std::uint32_t scales_g[4] = {upper.x, upper.y, upper.z, upper.w};
-            const std::uint32_t scales_g8[4] = {lower.x, lower.y, lower.z, lower.w};
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
+                const std::uint32_t g = twice(i < 2 ? scales.x : scales.y, i % 2 != 0);
+                const std::uint32_t g8 = twice(i < 2 ? scales.z : scales.w, i % 2 != 0);
                 std::uint32_t a[4];
                 T::decode(words[i], a);
-                a[0] = T::multiply(a[0], scales_g[i]);
-                a[1] = T::multiply(a[1], scales_g8[i]);
-                a[2] = T::multiply(a[2], scales_g[i]);
-                a[3] = T::multiply(a[3], scales_g8[i]);
+                a[0] = T::multiply(a[0], g);
+                a[1] = T::multiply(a[1], g8);
+                a[2] = T::multiply(a[2], g);
+                a[3] = T::multiply(a[3], g8);
                 const int s = (first_unit + u) * 4 + i;
                 T::mma(acc[i % 2], a, b[s][0], b[s][1]);  // two chains: one would be bound by the latency of mma
             }

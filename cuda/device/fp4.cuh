@@ -101,8 +101,15 @@ struct Float16 {
     }
 };
 
-__device__ __forceinline__ std::uint32_t low_twice(std::uint32_t pair) { return __byte_perm(pair, 0, 0x1010); }
-__device__ __forceinline__ std::uint32_t high_twice(std::uint32_t pair) { return __byte_perm(pair, 0, 0x3232); }
+// Both halves of one half of a pair: an operand modifier of HMUL2, no instruction.
+__device__ __forceinline__ std::uint32_t twice(std::uint32_t pair, bool high) {
+    std::uint32_t v;
+    if (high)
+        asm("{\n .reg .b16 l, h;\n mov.b32 {l, h}, %1;\n mov.b32 %0, {h, h};\n}" : "=r"(v) : "r"(pair));
+    else
+        asm("{\n .reg .b16 l, h;\n mov.b32 {l, h}, %1;\n mov.b32 %0, {l, l};\n}" : "=r"(v) : "r"(pair));
+    return v;
+}
 
 __device__ __forceinline__ float float_from_code(std::uint32_t code) {
     const std::uint32_t magnitude = code & 7u;

@@ -112,7 +112,7 @@ Bytes run(const Isa& isa, bool gemv, const cpu::Weight& weight, const Layer& lay
     epilogue.scale2 = layer.scale2.data();
     epilogue.per_row = layer.scale2.size() > 1;
     epilogue.bias = layer.bias.empty() ? nullptr : layer.bias.data();
-    (gemv ? isa.gemv : isa.gemm)(weight.impl(), problem, epilogue, threads);
+    (gemv ? isa.gemv : isa.gemm)(weight.view(), problem, epilogue, threads);
     CHECK(y.back() == 0xCD);
     y.pop_back();
     return y;

@@ -120,7 +120,7 @@ void test_gemv_tensor_core() {
     CHECK(has(reason_of("gemv_tensor_core", query(1), gpu(75)), "SM80"));
     CHECK(has(reason_of("gemv_tensor_core", query(1, 64, 4096 + 32), gpu(90)), "K = 4128"));
     CHECK(has(reason_of("gemv_tensor_core", query(1, 64, 4096, 32), gpu(90)), "block_size"));
-    CHECK(has(reason_of("gemv_tensor_core", query(33), gpu(90)), "M = 33"));
+    CHECK(has(reason_of("gemv_tensor_core", query(9), gpu(90)), "M = 9"));
     Options off;
     off.gemv_tensor_core = false;
     CHECK_EQ(path_of(query(1), gpu(90), off), "gemv_scalar");
@@ -188,6 +188,23 @@ void test_gemms() {
     for (const int sm : {80, 89, 90, 100, 120}) CHECK_EQ(path_of(query(512), gpu(sm)), "gemm_fused");
     CHECK_EQ(path_of(query(512), gpu(75)), "dequant_cublas");
     CHECK(has(reason_of("gemm_fused", query(512), gpu(75)), "SM80"));
+    // Dequantising once pays at large M where it is faster, and only where the library is.
+    CHECK_EQ(path_of(query(std::int64_t{1} << 40), gpu(90)), "gemm_fused");
+    for (const int sm : {80, 89, 100, 120}) {
+        CHECK_EQ(path_of(query(1024), gpu(sm)), "gemm_fused");
+        CHECK_EQ(path_of(query(1025), gpu(sm)), "dequant_cublas");
+        CHECK(has(reason_of("gemm_fused", query(1025), gpu(sm)), "above 1024"));
+        CHECK_EQ(path_of(query(1025), gpu(sm), forced("gemm_fused")), "gemm_fused");
+        DeviceSpec alone = gpu(sm);
+        alone.cublaslt = false;
+        CHECK_EQ(path_of(query(1025), alone), "gemm_fused");
+    }
+    for (const int sm : {80, 90}) {
+        PlanQuery canonical = query(64);
+        canonical.form = WeightForm::canonical;
+        CHECK_EQ(path_of(canonical, gpu(sm)), "dequant_cublas");
+        CHECK(has(reason_of("gemm_fused", canonical, gpu(sm)), "canonical"));
+    }
     for (const PlanQuery& q : {query(512, 33, 34), query(1, 1, 2), query(64, 64, 64, 1), query(8, 5, 4304)})
         CHECK(make_plan(q, gpu(75), {}).found);
     DeviceSpec no_library = gpu(75);
@@ -209,7 +226,13 @@ void test_batch_invariant() {
         invariant.native_nvfp4 = sm == 120;
         const std::string one = path_of(query(1), gpu(sm), invariant);
         for (const std::int64_t m : {2, 8, 9, 64, 4096}) CHECK_EQ(path_of(query(m), gpu(sm), invariant), one);
-        CHECK(one != "dequant_cublas");
+        CHECK_EQ(one, "gemm_fused");
+        // A weight that is not prepacked: 8 rows at a time.
+        for (const std::int64_t m : {1, 8, 9, 4096}) {
+            CHECK_EQ(path_of(query(m, 64, 96), gpu(sm), invariant), "gemv_scalar");
+            CHECK_EQ(path_of(query(m), gpu(75), invariant), "gemv_scalar");
+        }
+        CHECK(has(error_of(query(9, 64, 48), gpu(sm), invariant), "batch_invariant"));
     }
     Options o = invariant;
     o.path = "dequant_cublas";

@@ -16,10 +16,10 @@ os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
 @pytest.fixture(autouse=True)
 def _path_in_this_build(request: pytest.FixtureRequest) -> None:
-    """A build for an architecture before SM80 has no gemv_tensor_core, on newer GPUs too."""
-    parameters = getattr(getattr(request.node, "callspec", None), "params", {})
-    if parameters.get("path") == "gemv_tensor_core" and "no kernel" in _why_not_tensor_core():
-        pytest.skip("this build has no kernel of gemv_tensor_core for this GPU")
+    """A build for an architecture before SM80 has no kernels for tensor cores, on newer GPUs too."""
+    path = getattr(getattr(request.node, "callspec", None), "params", {}).get("path")
+    if path in ("gemv_tensor_core", "gemm_fused") and "no kernel" in _why_not_tensor_core():
+        pytest.skip(f"this build has no kernel of {path} for this GPU")
 
 
 @functools.cache

@@ -85,8 +85,8 @@ TENSOR_CORE = GpuPath(
     "gemv_tensor_core",
     st.one_of(st.integers(1, 18).map(lambda unit: 64 * unit), st.sampled_from([2048, 2176, 4096, 8192, 8256])),
     st.just(16),
-    st.one_of(st.integers(1, 8), st.integers(1, 32)),
-    32,
+    st.integers(1, 8),
+    8,
 )
 SCALAR = GpuPath(
     "gemv_scalar",
@@ -94,6 +94,16 @@ SCALAR = GpuPath(
     st.just(16),
     st.integers(1, 8),
     8,
+)
+# Rows on both sides of a tile of tokens.
+FUSED = GpuPath(
+    "gemm_fused",
+    st.one_of(st.integers(1, 18).map(lambda unit: 64 * unit), st.sampled_from([2048, 2176, 4096, 8256])),
+    st.just(16),
+    st.one_of(
+        st.integers(1, 50),
+        st.sampled_from([1, 7, 9, 15, 17, 31, 33, 47, 48, 49, 63, 64, 65, 96, 127, 128, 129, 257, 300]),
+    ),
 )
 CUBLAS = GpuPath(
     "dequant_cublas",
@@ -104,7 +114,8 @@ CUBLAS = GpuPath(
     block_sizes,
     st.one_of(st.integers(1, 17), st.sampled_from([31, 32, 33, 63, 64, 65, 127, 128, 129, 255, 257, 300])),
 )
-PATHS = {path.name: path for path in (TENSOR_CORE, SCALAR, CUBLAS)}
+PATHS = {path.name: path for path in (TENSOR_CORE, SCALAR, FUSED, CUBLAS)}
+PREPACKED = (TENSOR_CORE.name, FUSED.name)  # they read the form of the weight that holds no NaN scales
 each_path = pytest.mark.parametrize("path", list(PATHS))
 
 out_features = st.one_of(

@@ -26,9 +26,15 @@ TYPES = [np.dtype(np.float16), BFLOAT16]
 SHAPES = {
     "gemv_tensor_core": [(1, 128), (19, 384), (40, 2048), (2150, 128), (33, 4096)],
     "gemv_scalar": [(1, 32), (19, 96), (1100, 64), (9, 1056)],
+    "gemm_fused": [(1, 64), (19, 192), (300, 1024), (2150, 128), (520, 2048)],
     "dequant_cublas": [(1, 2), (19, 96), (33, 232), (40, 128)],
 }
-ROWS = {"gemv_tensor_core": (1, 2, 8), "gemv_scalar": (1, 3, 8), "dequant_cublas": (1, 9)}
+ROWS = {
+    "gemv_tensor_core": (1, 2, 8),
+    "gemv_scalar": (1, 3, 8),
+    "gemm_fused": (1, 9, 33, 64, 130, 300),
+    "dequant_cublas": (1, 9),
+}
 
 
 def find_cublas() -> None:

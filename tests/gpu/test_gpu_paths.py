@@ -15,8 +15,10 @@ from tests import reference
 from tests.gpu.device import (
     CUBLAS,
     DEVICE,
+    FUSED,
     LAYOUTS,
     PATHS,
+    PREPACKED,
     SCALAR,
     TENSOR_CORE,
     TORCH_DTYPES,
@@ -38,7 +40,12 @@ from tests.tolerance import assert_same_bits, assert_within_contract
 
 pytestmark = pytest.mark.gpu
 
-ROWS = {"gemv_tensor_core": (1, 2, 3, 8, 9, 32), "gemv_scalar": (1, 2, 3, 8), "dequant_cublas": (1, 8, 64)}
+ROWS = {
+    "gemv_tensor_core": (1, 2, 3, 8),
+    "gemv_scalar": (1, 2, 3, 8),
+    "gemm_fused": (1, 9, 17, 40, 64, 100, 257),
+    "dequant_cublas": (1, 8, 64),
+}
 path_and_m = pytest.mark.parametrize(("path", "m"), [(path, m) for path, rows in ROWS.items() for m in rows])
 
 
@@ -122,7 +129,7 @@ def test_every_code_with_every_scale_byte(path: str, m: int, dtype: str) -> None
     """Unit vectors give the columns of the weight, to the bit: 2^-10 to 2688 are exact in both types."""
     b, scales = ALL_CODES, ALL_SCALES
     options = {"nan_scales": "propagate"}
-    if path == "gemv_tensor_core":  # its form of the weight holds no NaN
+    if path in PREPACKED:
         b, scales, options = b[FINITE_BYTES], scales[FINITE_BYTES], {}
     layer = make_layer(LayerCase(b, scales), path, **options)
     want = reference.products(b, scales)
@@ -134,7 +141,7 @@ def test_every_code_with_every_scale_byte(path: str, m: int, dtype: str) -> None
         assert_ran(layer, path)
         got[:, first : first + m] = to_host(y).astype(np.float64).T
     nan = np.isnan(want).any(axis=1)
-    assert nan.sum() == (0 if path == "gemv_tensor_core" else 2)
+    assert nan.sum() == (0 if path in PREPACKED else 2)
     assert np.isnan(got[nan]).all()
     differ = np.argwhere(got[~nan] != want[~nan])
     assert differ.size == 0, f"{len(differ)} weights differ, the first at row, K {differ[0].tolist()}"
@@ -168,7 +175,7 @@ def test_one_weight_that_is_not_zero(path: str, m: int, dtype: str) -> None:
     x = to_device(values.astype(DTYPES[dtype]))
     positions = [(row, column) for row in range(16) for column in range(64)]
     positions += [(row, column) for row in (16, 31, 32, 34) for column in (0, 63, 64, 127, 128, 200, 255)]
-    if path != "gemv_tensor_core":
+    if path != "gemv_tensor_core" and (path, m) != ("gemm_fused", 9):
         positions = positions[::17]
     for row, column in positions:
         code = np.zeros((n, k), np.uint8)
@@ -215,11 +222,12 @@ def test_range_of_x_and_scale2(path: str, m: int, kind: str) -> None:
             check(case, to_device(values_between(exponents, (m, k), dtype)), path)
 
 
-@pytest.mark.parametrize("m", [1, 2, 8])
-@pytest.mark.parametrize("path", ["gemv_tensor_core", "gemv_scalar"])
+@path_and_m
 @pytest.mark.parametrize("k", [128, 1024, 4096])
 def test_sums_beyond_fp32_that_scale2_brings_back(path: str, m: int, k: int) -> None:
     """|x| up to 3.3e38 with weights up to 2688: in range again through scale2, if no sum is lost to infinity."""
+    if path == "dequant_cublas":
+        pytest.skip("cuBLAS sums in fp32: what leaves its range is infinite")
     b, _ = reference.make(40, k, 3)
     scales = np.full((40, k // 16), 0x7E, np.uint8)
     x = values_between((120, 127), (m, k), "bfloat16")
@@ -250,7 +258,7 @@ def test_sum_above_the_range_of_the_result(path: str, m: int, dtype: str) -> Non
 
 @each_dtype
 @each_path
-@pytest.mark.parametrize("m", [2, 8, 12])
+@pytest.mark.parametrize("m", [2, 8, 12, 70])
 def test_bad_rows_stay_alone(path: str, m: int, dtype: str) -> None:
     if m > PATHS[path].most_rows:
         pytest.skip(f"the path takes {PATHS[path].most_rows} rows")
@@ -309,6 +317,48 @@ def test_row_tilings_of_gemv_scalar_are_bit_identical(
     assert_within_contract(results["1"][1], case.expected(to_host(x)))
 
 
+@pytest.mark.parametrize(("n", "k"), [(300, 1024), (4096, 4096), (512, 2048), (2048, 8192), (130, 96), (2200, 1056)])
+@each_dtype
+def test_batch_invariant(dtype: str, n: int, k: int) -> None:
+    """The bits of a row are the same alone, first, last and among others, whatever M is."""
+    case = random_case(n, k, scale2=2.0**-8)
+    layer = make_layer(case, batch_invariant=True)
+    path = FUSED.name if k % 64 == 0 else SCALAR.name
+    row = random_x(1, k, dtype)
+    alone = forward(layer, row, path)
+    assert_within_contract(alone, case.expected(to_host(row)))
+    for m in (2, 7, 8, 9, 16, 17, 33, 48, 50, 64, 65, 128, 130, 256, 300, 513):
+        x = random_x(m, k, dtype, seed=m)
+        for at in {0, m // 2, m - 1}:
+            x[at] = row[0]
+        y = forward(layer, x, path)
+        for at in {0, m // 2, m - 1}:
+            assert_same_bits(y[at], alone[0])
+    assert fp4linear.Fp4Linear(case.b, case.scales, 1.0, device=DEVICE).plan(1).path != FUSED.name
+
+
+def test_batch_invariant_says_what_it_cannot_do() -> None:
+    layer = make_layer(random_case(33, 48), batch_invariant=True)
+    with pytest.raises(ValueError, match="batch_invariant"):
+        layer.forward(random_x(3, 48, "bfloat16"))
+
+
+@pytest.mark.parametrize("path", ["gemm_fused", "dequant_cublas"])
+@pytest.mark.parametrize(("m", "n", "k"), [(66_000, 33_000, 64), (17, 140_000, 128), (70_000, 40, 192)])
+def test_sizes_beyond_32_bits_and_16_bits(path: str, m: int, n: int, k: int) -> None:
+    """M x N above 2^31, N and M above 65535: rows and columns at the edges, and some between."""
+    case = random_case(n, k, scale2=2.0**-6)
+    layer = make_layer(case, path)
+    x = torch.randn((m, k), generator=torch.Generator(DEVICE).manual_seed(1), dtype=torch.bfloat16, device=DEVICE)
+    y = layer.forward(x, out=poisoned((m, n), x.dtype))
+    assert_ran(layer, path)
+    rows = sorted({0, 1, m // 3, 65_535 % m, 65_536 % m, m - 2, m - 1, (2**31 // n) % m, (2**31 // n + 1) % m})
+    columns = sorted({0, 1, n // 3, 65_535 % n, 65_536 % n, n - 2, n - 1})
+    some = replace(case, b=case.b[columns], scales=case.scales[columns])
+    assert_within_contract(to_host(y[rows][:, columns]), some.expected(to_host(x[rows])))
+    assert not torch.isnan(y).any()  # nothing of the poison is left
+
+
 @each_dtype
 @path_and_m
 def test_fifty_calls_give_the_same_bits(path: str, m: int, dtype: str) -> None:
@@ -364,7 +414,8 @@ def test_a_layer_holds_one_form_of_its_weight(path: str) -> None:
 
 @each_dtype
 @pytest.mark.parametrize(("path", "m", "k", "block_size", "why"), [
-    ("gemv_tensor_core", 33, 128, 16, "M = 33"), ("gemv_tensor_core", 1, 96, 16, "K = 96"),
+    ("gemv_tensor_core", 9, 128, 16, "M = 9"), ("gemv_tensor_core", 1, 96, 16, "K = 96"),
+    ("gemm_fused", 64, 96, 16, "K = 96"), ("gemm_fused", 64, 128, 32, "block_size"),
     ("gemv_tensor_core", 1, 128, 32, "block_size"), ("gemv_scalar", 9, 128, 16, "M = 9"),
     ("gemv_scalar", 1, 48, 16, "K = 48"), ("gemv_scalar", 1, 128, 8, "block_size"),
     ("native_nvfp4", 16, 128, 16, "native_nvfp4"), ("cpu_gemv", 1, 128, 16, "GPU"),
@@ -398,8 +449,8 @@ def test_the_ladder_keeps_its_word(k: int, dtype: str, m: int) -> None:
     assert plan.path is not None
     assert_within_contract(forward(layer, x, plan.path), case.expected(to_host(x)))
     assert all(plan.reasons.values())
-    if k % 64 == 0 and m <= 32:
-        assert plan.path == TENSOR_CORE.name
+    if k % 64 == 0:
+        assert plan.path == (TENSOR_CORE.name if m <= 8 else FUSED.name)
     if k in (96, 464, 2736) and m <= 8:
         assert plan.path == (SCALAR.name if k % 32 == 0 else CUBLAS.name)
 

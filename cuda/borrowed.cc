@@ -1,0 +1,61 @@
+// Calls on weights in somebody else's device memory: a DeviceWeight that owns nothing, made for the call.
+#include "cuda/borrowed.h"
+
+#include <array>
+#include <atomic>
+
+#include "cuda/check.h"
+#include "cuda/cublaslt.h"
+#include "cuda/device_facts.h"
+#include "cuda/device_weight.h"
+#include "cuda/memory.h"
+#include "cuda/workspace.h"
+
+namespace fp4linear::cuda {
+namespace {
+
+constexpr std::uintptr_t row_alignment = 16;  // bytes that the kernels load in one piece
+
+// A slice of an array may start anywhere; rows of x are contiguous here, so the first decides for all.
+const void* aligned_rows(const Problem& p, cudaStream_t stream) {
+    if (reinterpret_cast<std::uintptr_t>(p.x) % row_alignment == 0) return p.x;
+    constexpr std::int64_t size = 2;
+    void* const copy = scratch(Scratch::aligned_x, static_cast<std::size_t>(p.m * p.k * size), stream);
+    const std::int64_t shape[2] = {p.m, p.k};
+    const std::int64_t strides[2] = {p.x_row_stride * size, size};
+    gather(copy, p.x, 2, shape, strides, stream);
+    return copy;
+}
+
+}  // namespace
+
+void run(PathId path, const BorrowedWeight& weight, const Problem& problem, const CallOptions& options, void* stream) {
+    const DeviceWeight borrowed(weight, problem);
+    Problem p = problem;
+    p.x = aligned_rows(problem, static_cast<cudaStream_t>(stream));
+    run(path, borrowed, p, options, stream);
+}
+
+void fill_with_bias(const BorrowedWeight& weight, const Problem& problem, void* stream) {
+    fill_with_bias(DeviceWeight(weight, problem), problem, stream);
+}
+
+void prepare_device(int device) {
+    constexpr int most = 64;  // devices of a host whose preparation is remembered
+    static std::array<std::atomic<bool>, most> prepared{};
+    const bool remembered = device >= 0 && device < most;
+    if (remembered && prepared[static_cast<std::size_t>(device)].load(std::memory_order_acquire)) return;
+    // The first call may already be captured; what this allocates is no work of the stream.
+    const RelaxedCapture relaxed;
+    device_facts(device);
+    if (cublaslt::available()) cublaslt::prepare_device();
+    if (remembered) prepared[static_cast<std::size_t>(device)].store(true, std::memory_order_release);
+}
+
+int current_device() {
+    int device = 0;
+    FP4LINEAR_CUDA_CHECK(cudaGetDevice(&device));
+    return device;
+}
+
+}  // namespace fp4linear::cuda

@@ -1,0 +1,89 @@
+#include "cuda/gemm_fused.h"
+
+#include "cuda/check.h"
+#include "cuda/gemm.h"
+#include "cuda/prepacked.h"
+#include "cuda/workspace.h"
+
+namespace fp4linear::cuda {
+namespace {
+
+constexpr std::int64_t copy_bytes = 16;  // of cp.async, and the alignment of a TMA tensor's rows
+constexpr std::int64_t element_bytes = 2;
+
+// Do rows of x start at multiples of 16 bytes, one behind the other?
+bool is_aligned(const Problem& p) {
+    return reinterpret_cast<std::uintptr_t>(p.x) % copy_bytes == 0 &&
+           (p.m == 1 || (p.x_row_stride * element_bytes % copy_bytes == 0 && p.x_row_stride >= p.k));
+}
+
+// x where it is, or a copy that is aligned. K is a multiple of 64.
+void align_x(const Problem& p, GemmArguments& a, cudaStream_t stream) {
+    a.x = p.x;
+    a.x_row_stride = p.m == 1 ? p.k : p.x_row_stride;
+    if (is_aligned(p)) return;
+    void* const copy = scratch(Scratch::aligned_x, static_cast<std::size_t>(p.m * p.k * element_bytes), stream);
+    const std::int64_t shape[2] = {p.m, p.k};
+    const std::int64_t strides[2] = {a.x_row_stride * element_bytes, element_bytes};
+    gather(copy, p.x, 2, shape, strides, stream);
+    a.x = copy;
+    a.x_row_stride = p.k;
+}
+
+void* workspace(Scratch purpose, std::size_t bytes, cudaStream_t stream) {
+    return bytes == 0 ? nullptr : scratch(purpose, bytes, stream);
+}
+
+// All but the workspace.
+GemmArguments arguments(const DeviceWeight& w, const Problem& p, bool batch_invariant, cudaStream_t stream) {
+    GemmArguments a;
+    a.n = p.n;
+    a.k = p.k;
+    a.m = p.m;
+    a.dtype = p.dtype;
+    align_x(p, a, stream);
+    a.y = p.y;
+    a.prepacked = w.prepacked();
+    a.scale2 = w.scale2;
+    a.scale2_rows = w.scale2_rows();
+    a.largest_scale2 = w.largest_scale2;
+    a.bias = w.bias();
+    a.sm_count = w.facts.sm_count;
+    a.max_shared_memory = w.facts.max_shared_memory;
+    a.kernel_arch = w.facts.kernel_arch;
+    a.batch_invariant = batch_invariant;
+    a.stream = stream;
+    return a;
+}
+
+void run_mma(GemmArguments a) {
+    a.workspace = workspace(Scratch::mma_partials, gemm_mma_workspace(a), a.stream);
+    FP4LINEAR_CUDA_CHECK(gemm_mma(a));
+}
+
+void run_wgmma(GemmArguments a) {
+    a.workspace = workspace(Scratch::wgmma_partials, gemm_wgmma_workspace(a), a.stream);
+    FP4LINEAR_CUDA_CHECK(gemm_wgmma(a));
+}
+
+}  // namespace
+
+void gemm_fused(const DeviceWeight& w, const Problem& p, bool batch_invariant, cudaStream_t stream) {
+    const GemmArguments a = arguments(w, p, batch_invariant, stream);
+    switch (choose_gemm(a)) {
+        case GemmKernel::small: FP4LINEAR_CUDA_CHECK(gemm_small(a)); return;
+        case GemmKernel::mma: run_mma(a); return;
+        case GemmKernel::wgmma: run_wgmma(a); return;
+    }
+}
+
+bool gemv_deep(const DeviceWeight& w, const Problem& p, cudaStream_t stream) {
+    // Measured on one H200: 18.4 us against 20.9 at 5120x17408, M = 8.
+    constexpr std::int64_t deep_k = 8192;
+    const bool wanted = w.facts.kernel_arch == 90 && p.m > 1 && p.k > deep_k &&
+                        prepacked::row_tiles(p.n) >= w.facts.sm_count && is_aligned(p);
+    if (wanted) run_mma(arguments(w, p, false, stream));
+    return wanted;
+}
+
+}  // namespace fp4linear::cuda

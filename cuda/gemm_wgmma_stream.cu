@@ -1,0 +1,539 @@
+// gemm_fused on SM90 for up to 64 tokens, by wgmma: bound by reading and decoding the weight.
+//
+// A cluster of blocks owns a range of row tiles, each of its blocks one part of K, whose x (every token) it keeps in
+// shared memory as wgmma's B operand. Four row tiles are a group, which a warpgroup works on, a tile a warp. A block's
+// K steps (64 K of a group), in the order (groups, K), are one list that is dealt out evenly to its four warpgroups:
+// each works on a contiguous part, and each of its warps reads its tile's units through its own ring of bulk copies. A
+// lane's code word is its part of wgmma's register A operand.
+//
+// A tile's sum may thus come from several warpgroups and blocks. Each warp's last sum stays in registers until the end,
+// those before it go to their tiles' slots (they are complete, or lack only other warps' last sums; without a cluster a
+// complete one is stored as y at once). At the end a block adds what belongs together in the order of K, and the tile's
+// owner adds the blocks' sums in the order of their ranks.
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <cstdint>
+
+#include "cuda/device/fp4.cuh"
+#include "cuda/device/gemm_mma.cuh"
+#include "cuda/device/ptx.cuh"
+#include "cuda/device/wgmma.cuh"
+#include "cuda/gemm.h"
+#include "cuda/gemm_mma.h"
+#include "cuda/launch.h"
+#include "cuda/prepacked.h"
+
+namespace fp4linear::cuda {
+namespace {
+
+using namespace device;
+using prepacked::unit_bytes;
+using prepacked::unit_code_bytes;
+using prepacked::unit_k;
+using prepacked::unit_rows;
+
+constexpr int warps = 16;
+constexpr int group_tiles = 4;
+constexpr int workers = warps / group_tiles;
+constexpr int chunk_units = 4;  // of one refill of a ring
+constexpr int chunk_bytes = chunk_units * unit_bytes;
+constexpr int scale_bytes = chunk_units * 128;  // decoded scales of a chunk
+constexpr int fragment_bytes = 512;             // 16 rows x 8 tokens in fp32
+constexpr int x_row_bytes = unit_k * 2;
+
+struct StreamParameters {
+    GemmOutput out;
+    float4* slots;  // in global memory, or null: in shared memory
+    int m;
+    int token_tiles;                // of 8, that have a token
+    std::uint32_t per_token_tiles;  // 1 / token_tiles, times 2^16, rounded up
+    int k_units;
+    int cluster_shift;               // 2^cluster_shift blocks
+    int block_units, extra_units;    // K of a block / 64, and how many of a cluster's blocks have one more
+    int cluster_tiles, extra_tiles;  // row tiles of a cluster, and how many clusters have one more
+    std::uint32_t reciprocals[2];    // of block_units, and of one more, times 2^32 (0: of 1)
+    int stages;
+    int early_stages;  // requested before x
+    int x_offset;
+    int scales_offset;
+    int slots_offset;
+    int flags_offset;
+    int barriers_offset;
+};
+
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+// What threads have written is visible to wgmma.
+__device__ __forceinline__ void fence_async_proxy() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+// One K step, two slices at a time: one set of fragments is filled while wgmma has the other.
+template <class T, int Tokens>
+__device__ __forceinline__ void multiply_step(float (&acc)[Tokens / 8][4], std::uint32_t (&a)[2][2][4],
+                                              std::uint32_t unit, std::uint32_t scales, std::uint64_t b, int lane) {
+    const uint4 codes = load_shared_128(unit + lane * 16);
+    const uint4 row_scales = load_shared_128(scales);
+    const std::uint32_t words[4] = {codes.x, codes.y, codes.z, codes.w};
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+        wgmma_wait<1>();
+#pragma unroll
+        for (int s = 0; s < 2; ++s) decode_slice<T>(words[2 * half + s], row_scales, 2 * half + s, a[half][s]);
+        wgmma_fence();
+#pragma unroll
+        for (int s = 0; s < 2; ++s)
+            wgmma<Tokens>(T{}, reinterpret_cast<float (&)[Tokens / 2]>(acc), a[half][s], b + (2 * half + s) * 2);
+        wgmma_commit();
+    }
+}
+#endif
+
+template <class T, int Tokens, bool Clustered>
+__global__ void __launch_bounds__(warps * 32, 1) wgmma_stream_kernel(const __grid_constant__ StreamParameters p) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+    extern __shared__ __align__(1024) std::uint8_t shared[];
+    constexpr int all_token_tiles = Tokens / 8;
+    const int token_tiles = p.token_tiles;
+    const int sum_bytes = token_tiles * fragment_bytes;  // of a tile
+    constexpr int x_unit_bytes = Tokens * x_row_bytes;
+    const int lane = threadIdx.x % 32;
+    const int warp = __shfl_sync(0xFFFFFFFFu, static_cast<int>(threadIdx.x / 32), 0);
+    const int worker = warp / group_tiles;
+    const int tile_in_group = warp % group_tiles;
+    const std::uint32_t base = shared_address(shared);
+    const int rank = Clustered ? static_cast<int>(cluster_rank()) : 0;
+    const int ranks = Clustered ? 1 << p.cluster_shift : 1;
+    launch_dependents();
+    const int cluster = static_cast<int>(blockIdx.x) >> (Clustered ? p.cluster_shift : 0);
+    const int first_tile = part_begin(cluster, p.cluster_tiles, p.extra_tiles);
+    const int tiles = part_begin(cluster + 1, p.cluster_tiles, p.extra_tiles) - first_tile;
+    const int first_k_unit = part_begin(rank, p.block_units, p.extra_units);
+    const int k_units = part_begin(rank + 1, p.block_units, p.extra_units) - first_k_unit;
+    const int groups = (tiles + group_tiles - 1) / group_tiles;
+    const int length = groups * k_units;
+    const auto begin_of = [&](int w) { return length * w / workers; };
+    const std::uint32_t inbox_barrier = base + p.barriers_offset + warps * p.stages * 8;
+    [[maybe_unused]] unsigned long long* const flags = reinterpret_cast<unsigned long long*>(shared + p.flags_offset);
+    const int owned = (tiles - rank + ranks - 1) >> (Clustered ? p.cluster_shift : 0);  // tiles: every ranks-th
+
+    const int begin = begin_of(worker);
+    const int end = begin_of(worker + 1);
+    // The host has made sure that the reciprocal is exact enough.
+    const std::uint32_t reciprocal = p.reciprocals[k_units > p.block_units ? 1 : 0];
+    const int first_group =
+        reciprocal == 0 ? begin : static_cast<int>(__umulhi(static_cast<std::uint32_t>(begin), reciprocal));
+    int k = begin - first_group * k_units;
+
+    // The warp's part of the weight. In the last group it may have no tile.
+    const int ring_bytes = p.stages * chunk_bytes;
+    const std::uint32_t ring = base + warp * ring_bytes;
+    const std::uint32_t stage_barriers = base + p.barriers_offset + warp * p.stages * 8;
+    const std::int64_t tile_bytes = static_cast<std::int64_t>(p.k_units) * unit_bytes;
+    const std::uint8_t* source =
+        p.out.source.weight +
+        (static_cast<std::int64_t>(first_tile) + first_group * group_tiles + tile_in_group) * tile_bytes +
+        static_cast<std::int64_t>(first_k_unit + k) * unit_bytes;
+    int to_request = min(end, (tiles - tile_in_group + group_tiles - 1) / group_tiles * k_units) - begin;
+    int until_group_end = k_units - k;
+    const auto request = [&](std::uint32_t destination, std::uint32_t barrier) {
+        if (to_request <= 0) return;
+        const int count = min(min(chunk_units, until_group_end), to_request);
+        const int bytes = count * unit_bytes;
+        if (lane == 0) {
+            mbarrier_expect_bytes(barrier, bytes);
+            bulk_copy_once(destination, source, bytes, barrier);
+        }
+        source += bytes;
+        to_request -= count;
+        until_group_end -= count;
+        if (until_group_end == 0) {
+            until_group_end = k_units;
+            source += group_tiles * tile_bytes - k_units * unit_bytes;
+        }
+    };
+    if (lane == 0) {
+#pragma unroll 1
+        for (int s = 0; s < p.stages; ++s) mbarrier_init(stage_barriers + s * 8, 1);
+        fence_mbarrier_init();
+    }
+    __syncwarp();
+    // The weight is the layer's own and finished long ago: its reads need not wait for the previous kernel.
+#pragma unroll 1
+    for (int s = 0; s < p.early_stages; ++s) request(ring + s * chunk_bytes, stage_barriers + s * 8);
+    wait_for_previous_grid();
+
+    // x as B operands: per 64 K, rows of 128 bytes with the 128-byte swizzle. Rows past M are left as they are: they
+    // are columns of y of their own.
+    {
+        const int ways = p.m * 2 <= warps ? 2 : 1;  // warps a token
+        const int parts = k_units * 8;              // of 16 bytes
+        const std::uint16_t* const x = p.out.source.x + static_cast<std::int64_t>(first_k_unit) * unit_k;
+#pragma unroll 1
+        for (int token = warp / ways; token < p.m; token += warps / ways) {
+            const std::uint16_t* const row = x + token * p.out.source.x_row_stride;
+            const std::uint32_t to = base + p.x_offset + token * x_row_bytes;
+#pragma unroll 4
+            for (int i = warp % ways * 32 + lane; i < parts; i += 32 * ways)
+                async_copy_16(to + i / 8 * x_unit_bytes + ((i ^ token) & 7) * 16, row + i * 8);
+        }
+        async_copy_commit();
+    }
+#pragma unroll 1
+    for (int s = p.early_stages; s < p.stages; ++s) request(ring + s * chunk_bytes, stage_barriers + s * 8);
+    if constexpr (!Clustered)
+        for (int i = threadIdx.x; i < tiles; i += warps * 32) flags[i] = 0;
+    if (Clustered && warp == warps - 1 && lane == 0) {
+        mbarrier_init(inbox_barrier, 1);
+        fence_mbarrier_init();
+        mbarrier_expect_bytes(inbox_barrier, (ranks - 1) * owned * sum_bytes);
+    }
+    async_copy_wait<0>();
+    fence_async_proxy();
+    __syncthreads();
+
+    const std::uint32_t scratch = base + p.scales_offset + warp * scale_bytes;
+    const std::uint32_t lane_scales = scratch + lane / 4 * 16;
+    float4* const slots =
+        (p.slots != nullptr ? p.slots + static_cast<std::int64_t>(blockIdx.x) * (p.cluster_tiles + 1) * (sum_bytes / 16)
+                            : reinterpret_cast<float4*>(shared + p.slots_offset)) +
+        lane;
+    std::uint32_t chunk = ring;
+    std::uint32_t barrier = stage_barriers;
+    std::uint32_t phase = 0;
+    const std::uint32_t ring_end = ring + ring_bytes;
+    std::uint32_t a[2][2][4];
+    float acc[all_token_tiles][4] = {};
+    float head[all_token_tiles][4];  // without a cluster: the first sum, where other warps have a share of it
+    int position = begin;
+    int group = first_group;
+    bool last_is_stored = false;  // a warp without work has a sum of zeros
+    [[maybe_unused]] bool marked = false;
+#pragma unroll 1
+    while (position < end) {
+        const int segment_end = min(end, position - k + k_units);
+        const bool whole_group = segment_end == position - k + k_units;
+        const bool complete = !Clustered && k == 0 && whole_group;
+        const int tile = group * group_tiles + tile_in_group;
+        const bool valid = tile < tiles;
+#pragma unroll
+        for (int i = 0; i < all_token_tiles; ++i)
+#pragma unroll
+            for (int j = 0; j < 4; ++j) acc[i][j] = 0.0f;
+        wgmma_fence();
+        int left = segment_end - position;
+#pragma unroll 1
+        while (left > 0) {
+            const int count = min(left, chunk_units);
+            if (valid) {
+                mbarrier_wait(barrier, phase);
+                // The four lanes of a row need the same scales, so each scale is decoded by one lane and shared.
+                const uint2 bytes = load_shared_64(chunk + (lane / 8) * unit_bytes + unit_code_bytes + (lane % 8) * 8);
+                store_shared_128(scratch + lane * 16, decode_scales<T>(bytes));
+                __syncwarp();
+            }
+            // The shuffle keeps the descriptors in uniform registers.
+            const std::uint64_t b = b_descriptor(__shfl_sync(0xFFFFFFFFu, base + p.x_offset + k * x_unit_bytes, 0));
+            if (count == chunk_units) {
+#pragma unroll
+                for (int u = 0; u < chunk_units; ++u)
+                    multiply_step<T, Tokens>(acc, a, chunk + u * unit_bytes, lane_scales + u * 128,
+                                             b + u * (x_unit_bytes >> 4), lane);
+            } else {
+#pragma unroll 1
+                for (int u = 0; u < count; ++u)
+                    multiply_step<T, Tokens>(acc, a, chunk + u * unit_bytes, lane_scales + u * 128,
+                                             b + static_cast<std::uint32_t>(u * (x_unit_bytes >> 4)), lane);
+            }
+            __syncwarp();
+            if (valid) {
+                request(chunk, barrier);
+                chunk += chunk_bytes;
+                barrier += 8;
+                if (chunk == ring_end) {
+                    chunk = ring;
+                    barrier = stage_barriers;
+                    phase ^= 1u;
+                }
+            }
+            k += count;
+            left -= count;
+        }
+        wgmma_wait<0>();
+        position = segment_end;
+        if (complete) {
+            if (valid)
+#pragma unroll
+                for (int i = 0; i < all_token_tiles; ++i) {
+                    if (i >= token_tiles) break;
+                    const unsigned repair = store_fragment<T>(p.out, acc[i], first_tile + tile, i, lane);
+                    if (repair != 0) {
+                        atomicOr(flags + tile, static_cast<unsigned long long>(repair) << (8 * i + lane % 4 * 2));
+                        marked = true;
+                    }
+                }
+            last_is_stored = true;
+        } else if (position < end) {
+            if constexpr (Clustered) {
+                if (valid)
+#pragma unroll
+                    for (int i = 0; i < all_token_tiles; ++i)
+                        if (i < token_tiles)
+                            slots[(tile * token_tiles + i) * 32] =
+                                make_float4(acc[i][0], acc[i][1], acc[i][2], acc[i][3]);
+            } else {
+#pragma unroll
+                for (int i = 0; i < all_token_tiles; ++i)
+#pragma unroll
+                    for (int j = 0; j < 4; ++j) head[i][j] = acc[i][j];
+            }
+        } else {
+            last_is_stored = false;
+        }
+        if (whole_group) {
+            k = 0;
+            ++group;
+        }
+    }
+
+    // The warp's ring is free now: its last sum (and head) go there. Once every block has got here, x is free too: the
+    // cluster's sums go there.
+    if constexpr (Clustered) {
+        __syncwarp();
+        cluster_arrive_relaxed();
+    }
+    __syncwarp();
+    float4* const mine = reinterpret_cast<float4*>(shared + warp * ring_bytes) + lane;
+    if (!last_is_stored)
+#pragma unroll
+        for (int i = 0; i < all_token_tiles; ++i)
+            if (i < token_tiles) mine[i * 32] = make_float4(acc[i][0], acc[i][1], acc[i][2], acc[i][3]);
+    if constexpr (!Clustered)
+#pragma unroll
+        for (int i = 0; i < all_token_tiles; ++i)
+            if (i < token_tiles)
+                mine[sum_bytes / 16 + i * 32] = make_float4(head[i][0], head[i][1], head[i][2], head[i][3]);
+    __syncthreads();
+    if constexpr (Clustered) cluster_wait();
+
+    // Whose shares a group's sum has: of workers first to last, whose share is a slot's (or head) where `early`.
+    struct Shares {
+        int first, last;
+        bool early;
+    };
+    const auto shares_of = [&](int g) {
+        const int from = g * k_units;
+        const int to = from + k_units;
+        Shares shares{0, 0, false};
+#pragma unroll
+        for (int w = 1; w < workers; ++w) {
+            shares.first += begin_of(w) <= from ? 1 : 0;
+            shares.last += begin_of(w) < to ? 1 : 0;
+        }
+        shares.early = begin_of(shares.last + 1) > to;
+        return shares;
+    };
+    // A fragment's sum over this block's K, in the order of the workers.
+    const auto add_up = [&](int tile, int i, const Shares& shares, float (&sums)[4]) {
+        const std::uint8_t* from = shared + tile % group_tiles * ring_bytes + i * fragment_bytes + lane * 16;
+        for (int w = shares.first; w < shares.last; ++w)
+            add(sums, *reinterpret_cast<const float4*>(from + w * group_tiles * ring_bytes));
+        from += shares.last * group_tiles * ring_bytes;
+        if (Clustered && shares.early)
+            add(sums, slots[(tile * token_tiles + i) * 32]);
+        else
+            add(sums, *reinterpret_cast<const float4*>(from + (shares.early ? sum_bytes : 0)));
+    };
+    const auto tile_of = [&](int item) { return static_cast<int>(item * p.per_token_tiles >> 16); };
+    if constexpr (Clustered) {
+        // A tile's place at its owner: one for every block but the owner.
+        const auto inbox = [&](int tile, int from, int i) {
+            const int owner = tile & (ranks - 1);
+            return p.x_offset + ((tile >> p.cluster_shift) * (ranks - 1) + from - (from > owner ? 1 : 0)) * sum_bytes +
+                   i * fragment_bytes + lane * 16;
+        };
+        // A warp sends all fragments of a tile: the addresses are most of the work.
+#pragma unroll 1
+        for (int tile = warp; tile < tiles; tile += warps) {
+            const int owner = tile & (ranks - 1);
+            if (owner == rank) continue;
+            const Shares shares = shares_of(tile / group_tiles);
+            float sums[all_token_tiles][4] = {};
+#pragma unroll
+            for (int i = 0; i < all_token_tiles; ++i)
+                if (i < token_tiles) add_up(tile, i, shares, sums[i]);
+            const std::uint32_t to = address_in_block(base + inbox(tile, rank, 0), owner);
+            const std::uint32_t arrived = address_in_block(inbox_barrier, owner);
+#pragma unroll
+            for (int i = 0; i < all_token_tiles; ++i)
+                if (i < token_tiles) store_async_128(to + i * fragment_bytes, sums[i], arrived);
+        }
+        bool arrived = false;
+#pragma unroll 1
+        for (int item = warp; item < owned * token_tiles; item += warps) {
+            const int turn = tile_of(item);
+            const int tile = (turn << p.cluster_shift) + rank;
+            const int i = item - turn * token_tiles;
+            float own[4] = {};
+            add_up(tile, i, shares_of(tile / group_tiles), own);
+            if (!arrived) mbarrier_wait(inbox_barrier, 0);
+            arrived = true;
+            float sums[4] = {};
+            for (int r = 0; r < ranks; ++r)
+                add(sums, r == rank ? make_float4(own[0], own[1], own[2], own[3])
+                                    : *reinterpret_cast<const float4*>(shared + inbox(tile, r, i)));
+            const unsigned repair = store_fragment<T>(p.out, sums, first_tile + tile, i, lane);
+            repair_fragment<T>(p.out, repair, first_tile + tile, i);
+        }
+    } else {
+        // Groups with shares of several workers: those where the workers' parts meet.
+        int before = -1;
+#pragma unroll 1
+        for (int w = 1; w < workers; ++w) {
+            const int meeting = begin_of(w);
+            const int g =
+                reciprocal == 0 ? meeting : static_cast<int>(__umulhi(static_cast<std::uint32_t>(meeting), reciprocal));
+            const Shares shares = shares_of(g);
+            if (g == before || g >= groups || shares.first == shares.last) continue;
+            before = g;
+#pragma unroll 1
+            for (int item = warp; item < group_tiles * token_tiles; item += warps) {
+                const int tile = g * group_tiles + item % group_tiles;
+                const int i = item / group_tiles;
+                if (tile >= tiles) continue;
+                float sums[4] = {};
+                add_up(tile, i, shares, sums);
+                const unsigned repair = store_fragment<T>(p.out, sums, first_tile + tile, i, lane);
+                repair_fragment<T>(p.out, repair, first_tile + tile, i);
+            }
+        }
+        __syncwarp();
+        if (__any_sync(0xFFFFFFFFu, marked))  // by what the warp has stored in the loop
+            for (int g = first_group; g < groups && g * k_units < end; ++g) {
+                const int tile = g * group_tiles + tile_in_group;
+                const Shares shares = shares_of(g);
+                if (tile >= tiles || shares.first != worker || shares.last != worker) continue;
+                unsigned long long tokens = flags[tile];
+                while (tokens != 0) {
+                    const int token = __ffsll(static_cast<long long>(tokens)) - 1;
+                    tokens &= tokens - 1;
+                    std::uint16_t* const out =
+                        p.out.y + token * p.out.source.n + static_cast<std::int64_t>(first_tile + tile) * unit_rows;
+                    repair_tile<T>(p.out.source, first_tile + tile, token, out, out + 8);
+                }
+            }
+    }
+#endif
+}
+
+constexpr std::int64_t max_slot_bytes = std::int64_t{32} << 20;  // in the workspace
+
+template <class T, int Tokens, bool Clustered>
+cudaError_t launch(StreamParameters p, const GemmMmaTuning& t, const GemmArguments& a) {
+    constexpr auto kernel = wgmma_stream_kernel<T, Tokens, Clustered>;
+    p.token_tiles = (p.m + 7) / 8;
+    p.per_token_tiles = 65536u / p.token_tiles + 1;  // exact below 8192 fragments
+    const int sum_bytes = p.token_tiles * fragment_bytes;
+    const int ranks = Clustered ? t.cluster : 1;
+    const std::int64_t all_tiles = prepacked::row_tiles(a.n);
+    if (const cudaError_t e = allow_shared_memory<kernel>(a.max_shared_memory)) return e;
+    int clusters = a.sm_count / ranks;
+    if constexpr (Clustered) {
+        int most = 0;
+        if (const cudaError_t e = most_clusters<kernel>(ranks, warps * 32, a, &most)) return e;
+        clusters = std::min(clusters, most);
+    }
+    clusters = static_cast<int>(std::min<std::int64_t>(clusters, (all_tiles + group_tiles - 1) / group_tiles));
+    p.cluster_shift = ranks == 8 ? 3 : ranks == 4 ? 2 : ranks == 2 ? 1 : 0;
+    if (clusters < 1 || ranks != 1 << p.cluster_shift || p.k_units < ranks) return cudaErrorInvalidConfiguration;
+    if (all_tiles / clusters > INT32_MAX / 2) return cudaErrorInvalidConfiguration;
+    p.block_units = p.k_units / ranks;
+    p.extra_units = p.k_units % ranks;
+    p.cluster_tiles = static_cast<int>(all_tiles / clusters);
+    p.extra_tiles = static_cast<int>(all_tiles % clusters);
+    p.stages = t.stages;
+    p.early_stages = std::min(t.early_stages, p.stages);
+    const int units = p.block_units + (p.extra_units > 0 ? 1 : 0);
+    const std::int64_t block_tiles = p.cluster_tiles + (p.extra_tiles > 0 ? 1 : 0);
+    const std::int64_t groups = (block_tiles + group_tiles - 1) / group_tiles;
+    if (block_tiles * p.token_tiles > 8192) return cudaErrorInvalidConfiguration;
+    if (p.stages * chunk_bytes < sum_bytes * (Clustered ? 1 : 2)) return cudaErrorInvalidConfiguration;
+    if (groups * units * std::max(workers, units) > INT32_MAX) return cudaErrorInvalidConfiguration;
+    for (int i = 0; i < 2; ++i)
+        p.reciprocals[i] = static_cast<std::uint32_t>(((std::uint64_t{1} << 32) + p.block_units + i - 1) /
+                                                      static_cast<std::uint64_t>(p.block_units + i));
+    std::int64_t bytes = warps * p.stages * chunk_bytes;
+    bytes = (bytes + 1023) / 1024 * 1024;
+    p.x_offset = static_cast<int>(bytes);
+    bytes += std::max<std::int64_t>(std::int64_t{units} * Tokens * x_row_bytes,
+                                    Clustered ? (block_tiles + ranks - 1) / ranks * (ranks - 1) * sum_bytes : 0);
+    p.scales_offset = static_cast<int>(bytes);
+    bytes += warps * scale_bytes;
+    p.flags_offset = static_cast<int>(bytes);
+    if (!Clustered) bytes += block_tiles * 8;
+    p.barriers_offset = static_cast<int>(bytes);
+    bytes += (warps * p.stages + 1) * 8;
+    if (Clustered) {
+        const std::int64_t with_slots = (bytes + 15) / 16 * 16 + block_tiles * sum_bytes;
+        if (with_slots <= a.max_shared_memory) {
+            p.slots_offset = static_cast<int>(with_slots - block_tiles * sum_bytes);
+            bytes = with_slots;
+        } else {
+            p.slots = static_cast<float4*>(a.workspace);
+            const std::int64_t slot_bytes = std::int64_t{clusters} * ranks * (p.cluster_tiles + 1) * sum_bytes;
+            if (p.slots == nullptr || slot_bytes > static_cast<std::int64_t>(gemm_wgmma_stream_workspace(a)))
+                return cudaErrorInvalidConfiguration;
+        }
+    }
+    if (bytes > a.max_shared_memory) return cudaErrorInvalidConfiguration;
+    Launch launch(dim3(static_cast<unsigned>(clusters * ranks)), dim3(warps * 32), static_cast<std::size_t>(bytes),
+                  a.stream);
+    if (a.programmatic_launch) launch.overlap_previous();
+    if (Clustered) launch.cluster(ranks);
+    return launch.run(kernel, p);
+}
+
+template <class T, int Tokens>
+cudaError_t launch_clustered(const StreamParameters& p, const GemmMmaTuning& t, const GemmArguments& a) {
+    if (t.cluster > 8) return cudaErrorInvalidConfiguration;
+    return t.cluster > 1 ? launch<T, Tokens, true>(p, t, a) : launch<T, Tokens, false>(p, t, a);
+}
+
+template <class T>
+cudaError_t launch_type(const StreamParameters& p, const GemmMmaTuning& t, const GemmArguments& a) {
+    switch (t.token_tiles) {
+        case 4: return launch_clustered<T, 32>(p, t, a);
+        case 6: return launch_clustered<T, 48>(p, t, a);
+        case 8: return launch_clustered<T, 64>(p, t, a);
+        default: return cudaErrorInvalidConfiguration;
+    }
+}
+
+}  // namespace
+
+std::size_t gemm_wgmma_stream_workspace(const GemmArguments& a) {
+    if (a.kernel_arch != 90 || a.m > 64 || a.batch_invariant) return 0;
+    const std::int64_t sum_bytes = (a.m + 7) / 8 * fragment_bytes;
+    const std::int64_t tokens = a.m <= 32 ? 32 : a.m <= 48 ? 48 : 64;
+    const std::int64_t tiles = prepacked::row_tiles(a.n);
+    std::int64_t most = 0;
+    for (const int ranks : {2, 4, 8}) {
+        const std::int64_t clusters = std::max(1, a.sm_count / ranks * 3 / 4);  // at least so many run at once
+        const std::int64_t x_bytes = (prepacked::k_units(a.k) + ranks - 1) / ranks * tokens * x_row_bytes;
+        const std::int64_t slots = (tiles + clusters - 1) / clusters * sum_bytes;
+        if (warps * (2 * chunk_bytes + scale_bytes) + std::max(x_bytes, slots) + slots + 4096 <= a.max_shared_memory)
+            continue;
+        const std::int64_t bytes = ranks * (tiles + a.sm_count) * sum_bytes;
+        if (bytes <= max_slot_bytes) most = std::max(most, bytes);
+    }
+    return static_cast<std::size_t>(most);
+}
+
+cudaError_t gemm_wgmma_stream(const GemmArguments& a, const GemmMmaTuning& t) {
+    if (a.m > 8 * t.token_tiles || a.kernel_arch != 90) return cudaErrorInvalidConfiguration;
+    StreamParameters p{};
+    p.out = gemm_output(a);
+    p.m = static_cast<int>(a.m);
+    p.k_units = static_cast<int>(prepacked::k_units(a.k));
+    return a.dtype == DType::float16 ? launch_type<Float16>(p, t, a) : launch_type<BFloat16>(p, t, a);
+}
+
+}  // namespace fp4linear::cuda
