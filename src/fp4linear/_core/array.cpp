@@ -412,7 +412,8 @@ Array from_torch(nb::handle object, const char* argument, Gradient gradient, con
 Array from_jax(nb::handle object, const char* argument, const Place& place, void* stream) {
     if (nb::isinstance(object, jax_array().module().attr("core").attr("Tracer")))
         raise(PyExc_TypeError,
-              std::string(argument) + ": a traced JAX value has no data; call the layer outside of jit");
+              std::string(argument) +
+                  ": a traced JAX value has no data; call the layer outside of jit, or use fp4linear.jax.linear");
     // JAX's 4-bit arrays are unpacked in host memory, one code a byte, which their DLPack type does not say.
     const auto dtype = nb::cast<std::string>(nb::str(object.attr("dtype").attr("name")));
     Array a;

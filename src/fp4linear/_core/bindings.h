@@ -18,6 +18,7 @@ DType parse_dtype(const std::string& text);  // ValueError for another name than
 void bind_plan(nb::module_& m);
 void bind_linear(nb::module_& m);
 void bind_functions(nb::module_& m);
+void bind_xla(nb::module_& m);
 
 nb::object plan_object(const Plan& plan, const PlanQuery& query);
 std::string cuda_unavailable_reason();  // why a layer cannot be put on a GPU

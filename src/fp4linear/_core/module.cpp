@@ -24,4 +24,5 @@ NB_MODULE(_core, m) {
     fp4linear::python::bind_device_array(m);
     fp4linear::python::bind_linear(m);
     fp4linear::python::bind_functions(m);
+    fp4linear::python::bind_xla(m);
 }
