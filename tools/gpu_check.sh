@@ -9,7 +9,7 @@
 #
 #   PYTHON        the interpreter (python3)
 #   PYTEST_ARGS   more arguments for pytest
-#   BENCH_ARGS    arguments for `fp4linear bench` (--device cuda --suite decode); --suite qwen-step runs too
+#   BENCH_ARGS    arguments for `fp4linear bench` (--device cuda --suite decode); --suite qwen-step and a sweep over M run too
 #   SANITIZER     compute-sanitizer, where it is not on PATH
 #   TOOL_TIMEOUT  seconds for one sanitizer tool (180)
 set -uo pipefail
@@ -101,20 +101,20 @@ if [ $sanitizer = 1 ]; then
                 grep -E '^=========|Error' "$log" | head -25
             fi
         }
-        run_tool memcheck prepare gemv_tensor_core gemv_scalar dequant_cublas -- --tool memcheck
+        run_tool memcheck prepare gemv_tensor_core gemv_scalar gemm_fused dequant_cublas -- --tool memcheck
         # Races are looked for in shared memory, which this library's own kernels of these paths use; cuBLAS's are its own.
         # The tool does not follow __syncwarp before an mbarrier arrival, so the kernels are judged in a build in which every
         # lane arrives (CMake option FP4LINEAR_RACECHECK).
         if [ -d wheelhouse-racecheck ]; then
             "$python" -m pip --disable-pip-version-check install --no-deps --no-index --target "$out/racecheck-site" \
                 wheelhouse-racecheck/fp4linear-*.whl > "$out/install-racecheck.log" 2>&1
-            PYTHONPATH="$out/racecheck-site" run_tool racecheck prepare gemv_tensor_core gemv_scalar -- \
+            PYTHONPATH="$out/racecheck-site" run_tool racecheck prepare gemv_tensor_core gemv_scalar gemm_fused -- \
                 --tool racecheck --racecheck-report analysis
             rm -rf "$out/racecheck-site"
         else
             note racecheck skipped "needs a wheel of a build with FP4LINEAR_RACECHECK in ./wheelhouse-racecheck"
         fi
-        run_tool initcheck prepare gemv_tensor_core gemv_scalar -- --tool initcheck
+        run_tool initcheck prepare gemv_tensor_core gemv_scalar gemm_fused -- --tool initcheck
     fi
 fi
 
@@ -133,6 +133,8 @@ if [ $bench = 1 ]; then
     # shellcheck disable=SC2086
     run_bench bench ${BENCH_ARGS:---device cuda --suite decode}
     run_bench qwen-step --device cuda --suite qwen-step
+    run_bench over-m --device cuda --shape 4096x4096 --shape 11008x4096 --dtype bf16 \
+        --m 1,2,4,8,16,32,64,128,256,512,1024,2048,4096,8192 --plot "$out/over_m.png"
     "$python" tools/host_overhead.py > "$out/host_overhead.log" 2>&1
     status=$?
     cat "$out/host_overhead.log"
