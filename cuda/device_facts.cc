@@ -5,6 +5,7 @@
 
 #include "cuda/backend.h"
 #include "cuda/check.h"
+#include "cuda/gemm.h"
 #include "cuda/kernels.h"
 #include "cuda/memory.h"
 
@@ -25,6 +26,7 @@ const DeviceFacts& device_facts(int device) {
     FP4LINEAR_CUDA_CHECK(
         cudaDeviceGetAttribute(&facts.max_shared_memory, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
     FP4LINEAR_CUDA_CHECK(gemv_tensor_core_kernel_arch(&facts.kernel_arch));
+    FP4LINEAR_CUDA_CHECK(gemm_wgmma_compiled(&facts.wgmma));
     return all->emplace(device, facts).first->second;
 }
 

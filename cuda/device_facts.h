@@ -8,6 +8,7 @@ struct DeviceFacts {
     int sm_count = 0;
     int max_shared_memory = 0;  // bytes that a block may opt in to
     int kernel_arch = 0;        // that the loaded kernels were compiled for: 80 also where SM80 PTX runs on a newer GPU
+    bool wgmma = false;         // they were compiled for sm_90a
 };
 
 // Makes the device's context.

@@ -27,6 +27,7 @@ struct GemmArguments {
     int sm_count = 0;
     int max_shared_memory = 232448;   // of a block, opt-in (cudaDevAttrMaxSharedMemoryPerBlockOptin)
     int kernel_arch = 90;             // the architecture that the loaded kernels were compiled for
+    bool wgmma = true;                // gemm_wgmma_compiled
     bool programmatic_launch = true;  // SM90+: let this grid start while the previous one in the stream drains
     bool batch_invariant = false;     // the bits of a row of y do not depend on m
     void* workspace = nullptr;        // gemm_..._workspace() bytes, one a stream; arbitrary contents
@@ -64,7 +65,10 @@ struct GemmWgmmaTuning {
     int sharing = 0;       // bit 0: one wave of whole tiles is shared too; bit 1: as many blocks for every shared tile
 };
 
-// K % 64 == 0 on a device whose kernels were compiled for sm_90a.
+// Were the kernels that the current device loads compiled for sm_90a? wgmma is that target's alone: in a build for
+// plain sm_90, or from PTX, they have no body.
+cudaError_t gemm_wgmma_compiled(bool* compiled);
+// K % 64 == 0, and the kernels are there.
 bool gemm_wgmma_supports(const GemmArguments& arguments);
 // The first gemm_wgmma_flag_bytes of the workspace must be zero before its first launch; every launch leaves them so.
 inline constexpr std::size_t gemm_wgmma_flag_bytes = 16384;

@@ -51,6 +51,7 @@ GemmArguments arguments(const DeviceWeight& w, const Problem& p, bool batch_inva
     a.sm_count = w.facts.sm_count;
     a.max_shared_memory = w.facts.max_shared_memory;
     a.kernel_arch = w.facts.kernel_arch;
+    a.wgmma = w.facts.wgmma;
     a.batch_invariant = batch_invariant;
     a.stream = stream;
     return a;
@@ -80,8 +81,8 @@ void gemm_fused(const DeviceWeight& w, const Problem& p, bool batch_invariant, c
 bool gemv_deep(const DeviceWeight& w, const Problem& p, cudaStream_t stream) {
     // Measured on one H200: 18.4 us against 20.9 at 5120x17408, M = 8.
     constexpr std::int64_t deep_k = 8192;
-    const bool wanted = w.facts.kernel_arch == 90 && p.m > 1 && p.k > deep_k &&
-                        prepacked::row_tiles(p.n) >= w.facts.sm_count && is_aligned(p);
+    const bool wanted =
+        w.facts.wgmma && p.m > 1 && p.k > deep_k && prepacked::row_tiles(p.n) >= w.facts.sm_count && is_aligned(p);
     if (wanted) run_mma(arguments(w, p, false, stream));
     return wanted;
 }

@@ -376,7 +376,7 @@ StreamChoice choose_stream(const GemmArguments& a) {
     const std::int64_t k_units = prepacked::k_units(a.k);
     const bool small = tiles <= a.sm_count;
     const bool large = tiles >= std::int64_t{tiles_an_sm_without_cluster} * a.sm_count;
-    if (a.kernel_arch != 90) {
+    if (!a.wgmma) {
         const int token_tiles = a.m <= 8 ? 1 : a.m <= 16 ? 2 : a.m <= 32 ? 4 : 0;
         if (a.kernel_arch < 90) return {token_tiles, mma_sync, {1}};
         return {token_tiles, mma_sync, {2, 4, 8}};

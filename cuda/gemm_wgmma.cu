@@ -251,8 +251,16 @@ Configuration choose(const GemmArguments& a) {
 
 }  // namespace
 
+cudaError_t gemm_wgmma_compiled(bool* compiled) {
+    constexpr int registers_of_no_body = 32;  // at most: such a kernel has nothing to keep
+    cudaFuncAttributes attributes{};
+    const cudaError_t e = cudaFuncGetAttributes(&attributes, gemm_kernel<Float16, 64, 1, 2, 2, 2, 3, false>);
+    if (e == cudaSuccess) *compiled = attributes.numRegs > registers_of_no_body;
+    return e;
+}
+
 bool gemm_wgmma_supports(const GemmArguments& a) {
-    return a.kernel_arch == 90 && prepacked::supports(a.k, prepacked::slice_k);
+    return a.wgmma && a.kernel_arch == 90 && prepacked::supports(a.k, prepacked::slice_k);
 }
 
 std::size_t gemm_wgmma_workspace(const GemmArguments& a) {

@@ -510,7 +510,7 @@ cudaError_t launch_type(const StreamParameters& p, const GemmMmaTuning& t, const
 }  // namespace
 
 std::size_t gemm_wgmma_stream_workspace(const GemmArguments& a) {
-    if (a.kernel_arch != 90 || a.m > 64 || a.batch_invariant) return 0;
+    if (!a.wgmma || a.m > 64 || a.batch_invariant) return 0;
     const std::int64_t sum_bytes = (a.m + 7) / 8 * fragment_bytes;
     const std::int64_t tokens = a.m <= 32 ? 32 : a.m <= 48 ? 48 : 64;
     const std::int64_t tiles = prepacked::row_tiles(a.n);
@@ -528,7 +528,7 @@ std::size_t gemm_wgmma_stream_workspace(const GemmArguments& a) {
 }
 
 cudaError_t gemm_wgmma_stream(const GemmArguments& a, const GemmMmaTuning& t) {
-    if (a.m > 8 * t.token_tiles || a.kernel_arch != 90) return cudaErrorInvalidConfiguration;
+    if (a.m > 8 * t.token_tiles || !a.wgmma) return cudaErrorInvalidConfiguration;
     StreamParameters p{};
     p.out = gemm_output(a);
     p.m = static_cast<int>(a.m);

@@ -45,6 +45,7 @@ struct Buffer {
 };
 
 int sm_count, shared_limit, arch;
+bool wgmma = false;
 
 // ---- the kernels under test: a letter, and eight numbers that a line of the input gives (0: the measured choice)
 struct Tuning {
@@ -302,6 +303,7 @@ void check(const Case& c, std::uint32_t seed, std::vector<std::uint16_t>* keep =
     a.sm_count = sm_count;
     a.max_shared_memory = shared_limit;
     a.kernel_arch = arch;
+    a.wgmma = wgmma;
     a.programmatic_launch = c.pdl;
     a.batch_invariant = c.invariant;
     Buffer space(workspace_bytes(c.kernel, a));
@@ -469,6 +471,7 @@ void bench() {
         a.sm_count = sm_count;
         a.max_shared_memory = shared_limit;
         a.kernel_arch = arch;
+        a.wgmma = wgmma;
         a.programmatic_launch = pdl % 2 != 0;
         a.batch_invariant = pdl >= 2;
         if (const std::size_t bytes = workspace_bytes(kernel, a); bytes > space_bytes) {
@@ -535,6 +538,9 @@ int main(int argc, char** argv) {
     sm_count = properties.multiProcessorCount;
     shared_limit = static_cast<int>(properties.sharedMemPerBlockOptin);
     CHECK(gemv_tensor_core_kernel_arch(&arch));
+#ifdef WITH_WGMMA
+    CHECK(gemm_wgmma_compiled(&wgmma));
+#endif
     const std::string what = argc > 1 ? argv[1] : "";
     const char* kernels = argc > 2 ? argv[2] : "w";
     if (const char* limit = std::getenv("SHARED_LIMIT")) shared_limit = std::atoi(limit);
