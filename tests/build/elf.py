@@ -66,3 +66,10 @@ def kernels(library: Path, architecture: str) -> set[str]:
     """Mangled names of the kernels in the machine code for an architecture."""
     listing = _run(tool("cuobjdump"), "--dump-resource-usage", "--gpu-architecture", architecture, str(library))
     return set(re.findall(r"^ Function (\S+):$", listing, re.MULTILINE))
+
+
+def sass(library: Path, architecture: str, kernel: str) -> str:
+    """The machine code of a kernel, by its mangled name."""
+    return _run(
+        tool("cuobjdump"), "--dump-sass", "--gpu-architecture", architecture, "--function", kernel, str(library)
+    )

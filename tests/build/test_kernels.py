@@ -14,7 +14,11 @@ MODULE = Path(_core.__file__)
 # each, and for the GEMVs one kernel for one row of x and another for several.
 KERNELS = {
     "gemv_tensor_core": ("gemv_kernel", 80, 4),
+    "gemv_tensor_core, small layers": ("small_kernel", 80, 4),
     "gemv_scalar": ("scalar_kernel", 75, 4),
+    "gemm_fused": ("general_kernel", 80, 4),
+    "gemm_fused, few rows": ("stream_kernel", 80, 4),
+    "gemm_fused, wgmma": ("gemm_kernel", 90, 8),
     "dequant_cublas": ("dequantize_kernel", 75, 2),
     "prepacking": ("prepack_kernel", 75, 1),
     "canonical()": ("unpack_kernel", 75, 1),
@@ -38,7 +42,7 @@ def test_every_path_has_machine_code(path: str) -> None:
         assert len(found) >= instances, f"{architecture}: {sorted(found)}"
 
 
-@pytest.mark.parametrize("path", ["gemv_tensor_core", "gemv_scalar"])
+@pytest.mark.parametrize("path", ["gemv_tensor_core", "gemv_scalar", "gemm_fused", "gemm_fused, few rows"])
 def test_both_types_of_x_have_kernels(path: str) -> None:
     name, least, _ = KERNELS[path]
     for architecture in elf.sass_architectures(MODULE):
@@ -47,3 +51,21 @@ def test_both_types_of_x_have_kernels(path: str) -> None:
         found = [kernel for kernel in elf.kernels(MODULE, architecture) if name in kernel]
         for dtype in ("7Float16", "8BFloat16"):  # as C++ mangles their names
             assert any(dtype in kernel for kernel in found), f"{architecture} has no {path} for {dtype[1:]}"
+
+
+# The tensor cores' instruction that a kernel is made of. wgmma is sm_90a's alone: elsewhere its kernels are empty.
+INSTRUCTIONS = {
+    "gemv_kernel": ("HMMA.16816", lambda architecture: capability(architecture) >= 80),
+    "general_kernel": ("HMMA.16816", lambda architecture: capability(architecture) >= 80),
+    "gemm_kernel": ("HGMMA", lambda architecture: architecture == "sm_90a"),
+    "wgmma_stream_kernel": ("HGMMA", lambda architecture: architecture == "sm_90a"),
+}
+
+
+@pytest.mark.parametrize("name", list(INSTRUCTIONS))
+def test_kernels_use_the_tensor_cores(name: str) -> None:
+    instruction, has = INSTRUCTIONS[name]
+    for architecture in elf.sass_architectures(MODULE):
+        kernel = min(each for each in elf.kernels(MODULE, architecture) if name in each)
+        found = instruction in elf.sass(MODULE, architecture, kernel)
+        assert found == has(architecture), f"{kernel} of {architecture}"
