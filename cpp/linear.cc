@@ -5,6 +5,7 @@
 #include <cstring>
 #include <stdexcept>
 
+#include "cpu/native.h"
 #include "formats/e2m1.h"
 #include "formats/e4m3.h"
 #include "formats/float16.h"
@@ -80,6 +81,9 @@ Linear::Linear(LinearArguments a, Options options)
       isa_(choose_isa(options_.cpu_isa)),
       cuda_device_(a.cuda_device) {
     check_finite(scale2_);
+    if (!std::isfinite(options_.input_global_scale) || options_.input_global_scale < 0.0f)
+        throw std::invalid_argument("the global scale of x must be finite and >= 0, got " +
+                                    std::to_string(options_.input_global_scale));
     if (options_.path != "auto" && find_path(options_.path) == nullptr)
         throw std::invalid_argument("path='" + options_.path + "': expected auto, " + path_names());
 
@@ -135,7 +139,9 @@ PlanQuery Linear::query(std::int64_t m, DType dtype) const {
 
 DeviceSpec Linear::device_spec(DType dtype) const {
     if (cuda_device_) return cuda::device_spec(*cuda_device_);
-    return cpu_device_spec(*isa_, dtype);
+    DeviceSpec spec = cpu_device_spec(*isa_, dtype);
+    spec.kernels |= path_bit(PathId::native_emulated);
+    return spec;
 }
 
 Plan Linear::plan(std::int64_t m, DType dtype) const {
@@ -195,6 +201,10 @@ std::optional<PathId> Linear::forward(const Problem& problem, void* stream) cons
     const cpu::Epilogue epilogue{
         .scale2 = scale2_.data(), .per_row = scale2_.size() > 1, .bias = bias_.empty() ? nullptr : bias_.data()};
     const int threads = options_.num_threads > 0 ? options_.num_threads : cpu::default_threads();
+    if (path == PathId::native_emulated) {
+        cpu::run_native_emulated(cpu_weight_->view(), problem, epilogue, options_.input_global_scale, threads);
+        return path;
+    }
     const auto run = path == PathId::cpu_gemv ? isa_->gemv : isa_->gemm;
     run(cpu_weight_->view(), problem, epilogue, threads);
     return path;

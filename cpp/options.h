@@ -18,6 +18,10 @@ struct Options {
     std::int64_t gemv_max_m = -1;  // FP4LINEAR_GEMV_MAX_M: >= 0, or -1 for the measured crossover
     bool batch_invariant = false;  // a row's bits may not depend on M; no environment variable
     bool log = false;              // FP4LINEAR_LOG: print the plan of every call to stderr
+
+    // The native paths' global scale of x, in the reciprocal convention: x is multiplied by it before it is quantised.
+    // 0: taken from the x of each call. No environment variable.
+    float input_global_scale = 1.0f;
 };
 
 // Throws std::invalid_argument that names the variable, its value and what it takes.

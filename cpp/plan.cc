@@ -152,9 +152,19 @@ std::string gemv_scalar_worth_it(const PlanQuery& q, const DeviceSpec& d, const 
     return o.gemv_max_m >= 0 ? needs_m_at_most(q, o.gemv_max_m) : "";
 }
 
-std::string native_emulated_can_run(const PlanQuery&, const DeviceSpec& d, const Options&) {
-    if ((d.kernels & path_bit(PathId::native_emulated)) == 0) return "this build has no kernel of this path";
-    return "";
+std::string native_emulated_can_run(const PlanQuery& q, const DeviceSpec& d, const Options& o) {
+    return first_unmet(
+        [&] {
+            const bool held = (d.kernels & path_bit(PathId::native_emulated)) != 0;
+            return std::string(held ? "" : "this build has no kernel of this path");
+        },
+        [&] { return d.kind == DeviceKind::cpu ? std::string() : needs_16_bit_x(q); },
+        [&] { return needs_block_16(q); },
+        [&] {
+            const bool depends = o.batch_invariant && o.input_global_scale == 0.0f;
+            return std::string(depends ? "batch_invariant is set and the global scale of x is that of the whole call"
+                                       : "");
+        });
 }
 std::string native_emulated_worth_it(const PlanQuery&, const DeviceSpec&, const Options&) {
     return "runs only where path='native_emulated' asks for it";

@@ -209,7 +209,7 @@ def test_a_forced_path_runs_for_every_m(path: str) -> None:
         assert layer.last_path == path
 
 
-@pytest.mark.parametrize("path", LADDER[2:])
+@pytest.mark.parametrize("path", [path for path in LADDER[2:] if path != "native_emulated"])
 def test_a_gpu_path_on_the_host_names_the_unmet_condition(path: str) -> None:
     b, scales = reference.make(40, 96, 0)
     x = np.ones((3, 96), np.float16)

@@ -4,14 +4,27 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from fp4linear._activations import QuantizedActivations, quantize_activations
 from fp4linear._core import Fp4Linear, Plan, __version__
 from fp4linear._quantize import Quantized, dequantize, quantize
-from fp4linear._reference import reference
+from fp4linear._reference import reference, reference_native
 
 if TYPE_CHECKING:
     from fp4linear.files import load
 
-__all__ = ["Fp4Linear", "Plan", "Quantized", "__version__", "dequantize", "load", "quantize", "reference"]
+__all__ = [
+    "Fp4Linear",
+    "Plan",
+    "Quantized",
+    "QuantizedActivations",
+    "__version__",
+    "dequantize",
+    "load",
+    "quantize",
+    "quantize_activations",
+    "reference",
+    "reference_native",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -116,3 +116,93 @@ def reference(
     if bias is not None:
         y = y + np.asarray(bias).astype(np.float64)
     return y
+
+
+def _nearest_even(values: npt.NDArray[np.float64], table: npt.NDArray[np.float64]) -> npt.NDArray[np.uint8]:
+    """Index of the nearest of ascending non-negative numbers, the even index where two are as near; saturates."""
+    even_first = np.concatenate([np.arange(0, len(table), 2), np.arange(1, len(table), 2)])
+    distance = np.abs(np.minimum(values, table[-1])[..., None] - table[even_first])
+    nearest: npt.NDArray[np.uint8] = even_first[distance.argmin(-1)].astype(np.uint8)
+    return nearest
+
+
+def _input_global_scale(x: npt.NDArray[np.float64], input_scale: Any, input_global_scale: Any) -> float:
+    if input_scale is not None and input_global_scale is not None:
+        raise ValueError("input_scale and input_global_scale: expected at most one of both; each is 1 / the other")
+    with np.errstate(over="ignore", divide="ignore"):
+        if input_scale is not None:
+            g = float(np.float32(1) / np.float32(input_scale))
+        elif isinstance(input_global_scale, str) and input_global_scale == "dynamic":
+            amax = np.abs(x[np.isfinite(x)]).max(initial=0.0)
+            g = float(min(np.float32(2688) / np.float32(amax), np.finfo(np.float32).max)) if amax else 1.0
+        else:
+            g = 1.0 if input_global_scale is None else float(np.float32(input_global_scale))
+    if not (0 < g < np.inf):
+        raise ValueError(f"the global scale of x: expected a finite number > 0 in float32, got {g}")
+    return g
+
+
+def reference_activations(
+    x: Any, *, input_scale: Any = None, input_global_scale: Any = None
+) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8], float]:
+    """What quantize_activations() does, in float64, where x * g is exact and so no rounding comes before the right one.
+
+    Args:
+        x: [..., K], float16, bfloat16 or float32 values.
+        input_scale, input_global_scale: see Fp4Linear.
+
+    Returns:
+        (codes uint8 [..., K], one a byte; scales uint8 [..., ceil(K/16)]; g).
+    """
+    values = np.asarray(x).astype(np.float64)
+    g = _input_global_scale(values, input_scale, input_global_scale)
+    k = values.shape[-1]
+    blocks = -(-k // 16)
+    padded = np.zeros((*values.shape[:-1], 16 * blocks))
+    padded[..., :k] = values * g
+    scaled = padded.reshape(*values.shape[:-1], blocks, 16)
+    finite: npt.NDArray[np.bool_] = np.asarray(np.isfinite(scaled).all(-1))
+    scaled = np.where(finite[..., None], scaled, 0.0)
+    scales = _nearest_even(np.abs(scaled).max(-1, initial=0.0) / 6, E4M3[:127])
+    divisor = np.where(scales == 0, 1.0, E4M3[scales])[..., None]
+    codes = _nearest_even(np.abs(scaled) / divisor, E2M1[:8]) | np.where(np.signbit(scaled), 8, 0).astype(np.uint8)
+    codes[(scales == 0) | ~finite] = 0
+    scales[~finite] = 0x7F
+    return codes.reshape(padded.shape)[..., :k], scales, g
+
+
+def reference_native(
+    x: Any,
+    b: Any,
+    scales: Any,
+    scale2: Any,
+    bias: Any = None,
+    *,
+    input_scale: Any = None,
+    input_global_scale: Any = None,
+) -> npt.NDArray[np.float64]:
+    """y of the native paths in float64: x is quantised to NVFP4 (exactly as they do), and nothing else is rounded.
+
+    Args:
+        x: [..., K], float16, bfloat16 or float32 values.
+        b, scales, scale2: see reference_weight(); block_size is 16.
+        bias: [N] or None.
+        input_scale: global scale of x that divides it (ModelOpt: amax / 2688).
+        input_global_scale: the same as a factor (2688 / amax), or "dynamic": that of this x. By default 1.
+
+    Returns:
+        float64 [..., N]: e2m1 * e4m3 of x times the weight, / g, + bias. NaN in rows of x with an infinity or a NaN.
+
+    Example:
+        >>> import numpy as np, fp4linear
+        >>> b, scales = np.array([[0x22, 0x22]], np.uint8), np.array([[0x38]], np.uint8)  # 1, 1, 1, 1
+        >>> x = np.array([6.0, 0.0, 0.0, 2.4], np.float32)  # 2.4 becomes 2
+        >>> fp4linear.reference_native(x, b, scales, 1.0)
+        array([8.])
+    """
+    activations = np.asarray(x)
+    if activations.ndim == 0:
+        raise ValueError("x: expected shape [..., K], got []")
+    codes, x_scales, g = reference_activations(x, input_scale=input_scale, input_global_scale=input_global_scale)
+    quantised = E2M1[codes] * np.repeat(E4M3[x_scales], 16, axis=-1)[..., : codes.shape[-1]]
+    return reference(quantised / g, b, scales, scale2, bias)

@@ -15,6 +15,11 @@ namespace nb = nanobind;
 
 DType parse_dtype(const std::string& text);  // ValueError for another name than that of a DType
 
+// The global scale of x in the reciprocal convention, from the one of both arguments that is not None: `input_scale`
+// (the factor that x is divided by) or the one named `name` (the factor that x is multiplied by, or 'dynamic': 0). 1
+// where both are None.
+float parse_input_scales(nb::handle input_scale, nb::handle global_scale, const char* name);
+
 void bind_plan(nb::module_& m);
 void bind_linear(nb::module_& m);
 void bind_functions(nb::module_& m);

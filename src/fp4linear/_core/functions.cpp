@@ -11,6 +11,7 @@
 #include "bindings.h"
 #include "cpu/bandwidth.h"
 #include "cpu/cpu.h"
+#include "cpu/native.h"
 #include "cuda/backend.h"
 #include "formats/swizzle.h"
 #include "linear.h"
@@ -99,6 +100,79 @@ nb::object unswizzle_scales(nb::handle scales, std::int64_t rows, std::int64_t b
     nb::object out = numpy_empty({rows, blocks}, "uint8");
     swizzle::to_plain(swizzled.data, rows, blocks, static_cast<std::uint8_t*>(numpy_data(out)));
     return out;
+}
+
+// A number, or an array of one element.
+float positive_number(nb::handle object, const char* name, const char* takes) {
+    const std::string expected = std::string(name) + ": expected " + takes;
+    PyObject* p = object.ptr();
+    if (PyBool_Check(p) || PyUnicode_Check(p)) {
+        const std::string got = nb::cast<std::string>(nb::repr(object));
+        if (PyBool_Check(p)) type_error(expected + ", got " + got);
+        value_error(expected + ", got " + got);
+    }
+    double value = 0.0;
+    if (nb::hasattr(object, "shape") && nb::len(nb::object(object.attr("shape"))) > 0) {
+        const Array a = import_array(on_host(object), name, Gradient::ignore);
+        if (!is_float(a.element)) type_error(expected + ", got " + a.dtype);
+        if (a.size() != 1) value_error(expected + ", got shape " + a.shape_text());
+        value = static_cast<double>(to_floats(a)[0]);
+    } else {
+        value = PyFloat_AsDouble(p);
+        if (value == -1.0 && PyErr_Occurred() != nullptr) {
+            nb::python_error error;
+            if (!error.matches(PyExc_TypeError) && !error.matches(PyExc_OverflowError)) throw error;
+            const std::string got = nb::cast<std::string>(nb::str(object.type().attr("__name__")));
+            if (error.matches(PyExc_TypeError)) type_error(expected + ", got " + got);
+            value_error(expected + ", got an integer beyond float32");
+        }
+    }
+    const auto number = static_cast<float>(value);
+    if (!(number > 0.0f) || !std::isfinite(number))
+        value_error(expected + ", finite and > 0 in float32, got " + std::to_string(value));
+    return number;
+}
+
+nb::tuple quantize_activations_array(nb::handle x, nb::handle global_scale, nb::handle input_scale, bool swizzled) {
+    float g = parse_input_scales(input_scale, global_scale, "global_scale");
+    const Array array = import_array(on_host(x), "x", Gradient::ignore);
+    Problem problem;
+    if (array.element == Element::float16) {
+        problem.dtype = DType::float16;
+    } else if (array.element == Element::bfloat16) {
+        problem.dtype = DType::bfloat16;
+    } else if (array.element == Element::float32) {
+        problem.dtype = DType::float32;
+    } else {
+        type_error("x: expected float16, bfloat16 or float32, got " + array.dtype);
+    }
+    if (array.ndim == 0) value_error("x: expected shape [..., K], got " + array.shape_text());
+    std::vector<std::int64_t> shape(array.shape, array.shape + array.ndim);
+    problem.k = shape.back();
+    problem.x_row_stride = problem.k;
+    problem.m = 1;
+    for (std::size_t i = 0; i + 1 < shape.size(); ++i) problem.m *= shape[i];
+    if (problem.k % 2 != 0) value_error("x: K must be even (two codes a byte), got shape " + array.shape_text());
+    std::vector<std::uint8_t> storage;
+    problem.x = array.contiguous(storage);
+    const std::int64_t blocks = blocks_per_row(problem.k, 16);
+    shape.back() = problem.k / 2;
+    nb::object codes = numpy_empty(shape, "uint8");
+    shape.back() = blocks;
+    if (swizzled) shape = {swizzle::padded_rows(problem.m), swizzle::padded_blocks(blocks)};
+    nb::object scales = numpy_empty(shape, "uint8");
+    auto* codes_data = static_cast<std::uint8_t*>(numpy_data(codes));
+    auto* scales_data = static_cast<std::uint8_t*>(numpy_data(scales));
+    {
+        nb::gil_scoped_release unlocked;
+        const int threads = cpu::default_threads();
+        if (g == 0.0f) g = cpu::dynamic_global_scale(problem, threads);
+        cpu::quantize_activations(problem, g, swizzled ? cpu::ScaleLayout::swizzled : cpu::ScaleLayout::plain, threads,
+                                  codes_data, scales_data);
+    }
+    nb::object g_array = numpy_empty({}, "float32");
+    std::memcpy(numpy_data(g_array), &g, sizeof g);
+    return nb::make_tuple(codes, scales, g_array);
 }
 
 // "cpu", or "sm90": a device that need not be here.
@@ -216,6 +290,19 @@ nb::object cuda_dequantize(nb::handle b, nb::handle scales, double scale2, int b
 
 }  // namespace
 
+float parse_input_scales(nb::handle input_scale, nb::handle global_scale, const char* name) {
+    if (input_scale.is_none() && global_scale.is_none()) return 1.0f;
+    if (!input_scale.is_none() && !global_scale.is_none())
+        value_error(std::string("input_scale and ") + name + ": expected at most one of both; each is 1 / the other");
+    if (!input_scale.is_none()) {
+        const float reciprocal = 1.0f / positive_number(input_scale, "input_scale", "a number (amax / 2688)");
+        if (!std::isfinite(reciprocal)) value_error("input_scale: 1 / input_scale is beyond float32");
+        return reciprocal;
+    }
+    if (PyUnicode_Check(global_scale.ptr()) && nb::cast<std::string>(global_scale) == "dynamic") return 0.0f;
+    return positive_number(global_scale, name, "a number (2688 / amax) or 'dynamic'");
+}
+
 std::string cuda_unavailable_reason() {
     if (!cuda::built()) return cuda::build_info();
     if (cuda::device_count() == 0) return cuda::no_device_reason();
@@ -228,6 +315,12 @@ void bind_functions(nb::module_& m) {
                   "tuple[numpy.typing.NDArray[numpy.uint8], numpy.typing.NDArray[numpy.uint8], "
                   "numpy.typing.NDArray[numpy.float32]]"),
           "(b, scales, scale2) of a float matrix [N, K].");
+    m.def("quantize_activations", quantize_activations_array, nb::arg("x"), nb::arg("global_scale").none(),
+          nb::arg("input_scale").none(), nb::arg("swizzled"),
+          nb::sig("def quantize_activations(x: typing.Any, global_scale: typing.Any, input_scale: typing.Any, "
+                  "swizzled: bool) -> tuple[numpy.typing.NDArray[numpy.uint8], numpy.typing.NDArray[numpy.uint8], "
+                  "numpy.typing.NDArray[numpy.float32]]"),
+          "(codes, scales, global scale) of activations [..., K].");
     m.def("swizzle_scales", swizzle_scales, nb::arg("scales"),
           nb::sig("def swizzle_scales(scales: typing.Any) -> numpy.typing.NDArray[numpy.uint8]"),
           "Plain E4M3 scales [N, C] to the 128x4 layout [roundup(N, 128), roundup(C, 4)]; padding is zero.");

@@ -161,7 +161,7 @@ std::vector<float> import_bias(nb::handle object, std::int64_t n) {
 }
 
 Options layer_options(const std::string& path, const std::optional<std::string>& isa, const std::optional<int>& threads,
-                      bool batch_invariant) {
+                      bool batch_invariant, float input_global_scale) {
     Options options = options_from_environment();
     if (path != "auto") options.path = path;
     if (isa) options.cpu_isa = *isa;
@@ -170,6 +170,7 @@ Options layer_options(const std::string& path, const std::optional<std::string>&
         options.num_threads = *threads;
     }
     options.batch_invariant = batch_invariant;
+    options.input_global_scale = input_global_scale;
     return options;
 }
 
@@ -179,7 +180,8 @@ void check_block_size(int block_size) {
 
 Layer make_layer(nb::handle b, nb::handle scales, nb::handle scale2, nb::handle bias, int block_size,
                  const std::optional<std::string>& device, const std::string& nan_scales, const std::string& path,
-                 const std::optional<std::string>& isa, const std::optional<int>& threads, bool batch_invariant) {
+                 const std::optional<std::string>& isa, const std::optional<int>& threads, bool batch_invariant,
+                 nb::handle input_scale, nb::handle input_global_scale) {
     check_block_size(block_size);
     const Place place = layer_place(device, b);
     LinearArguments arguments;
@@ -194,7 +196,8 @@ Layer make_layer(nb::handle b, nb::handle scales, nb::handle scale2, nb::handle 
     arguments.scales = weight.scales;
     arguments.scale2 = import_scale2(scale2, weight.n);
     arguments.bias = import_bias(bias, weight.n);
-    Options options = layer_options(path, isa, threads, batch_invariant);
+    Options options = layer_options(path, isa, threads, batch_invariant,
+                                    parse_input_scales(input_scale, input_global_scale, "input_global_scale"));
     Layer layer;
     {
         nb::gil_scoped_release unlocked;
@@ -511,6 +514,11 @@ nb::tuple reduce(nb::handle self) {
     keywords["nan_scales"] = nan_scales_text(linear.nan_scales());
     keywords["path"] = options.path;
     keywords["batch_invariant"] = options.batch_invariant;
+    if (options.input_global_scale == 0.0f) {
+        keywords["input_global_scale"] = "dynamic";
+    } else if (options.input_global_scale != 1.0f) {
+        keywords["input_global_scale"] = options.input_global_scale;
+    }
     // The instruction set and the threads belong to this machine: keep them only where they were asked for.
     keywords["isa"] = options.cpu_isa.empty() ? nb::none() : nb::cast(options.cpu_isa);
     keywords["threads"] = options.num_threads == 0 ? nb::none() : nb::cast(options.num_threads);
@@ -592,7 +600,11 @@ void bind_linear(nb::module_& m) {
         "    path: 'auto' for the ladder, or the name of the path that must run.\n"
         "    isa: CPU instruction set (see fp4linear info), or None for the best.\n"
         "    threads: threads of a CPU call, or None for FP4LINEAR_NUM_THREADS, else every core.\n"
-        "    batch_invariant: a row's result has the same bits whatever M and the other rows are.\n\n"
+        "    batch_invariant: a row's result has the same bits whatever M and the other rows are.\n"
+        "    input_scale, input_global_scale: the global scale of x, at most one of both; only the native paths, "
+        "which\n"
+        "        quantise x, use it. input_scale divides x (ModelOpt: amax / 2688), input_global_scale multiplies it\n"
+        "        (2688 / amax); input_global_scale='dynamic' takes it from the x of each call. By default 1.\n\n"
         "Raises:\n"
         "    TypeError: an argument of a type that is not listed.\n"
         "    ValueError: a shape that does not fit, NaN scales, a scale2 that is not finite.")
@@ -600,18 +612,21 @@ void bind_linear(nb::module_& m) {
             "__init__",
             [](Layer* self, nb::handle b, nb::handle scales, nb::handle scale2, nb::handle bias, int block_size,
                const std::optional<std::string>& device, const std::string& nan_scales, const std::string& path,
-               const std::optional<std::string>& isa, const std::optional<int>& threads, bool batch_invariant) {
+               const std::optional<std::string>& isa, const std::optional<int>& threads, bool batch_invariant,
+               nb::handle input_scale, nb::handle input_global_scale) {
                 new (self) Layer(make_layer(b, scales, scale2, bias, block_size, device, nan_scales, path, isa, threads,
-                                            batch_invariant));
+                                            batch_invariant, input_scale, input_global_scale));
             },
             nb::arg("b"), nb::arg("scales"), nb::arg("scale2").none(), nb::arg("bias").none() = nb::none(),
             nb::kw_only(), nb::arg("block_size") = 16, nb::arg("device").none() = nb::none(),
             nb::arg("nan_scales") = "error", nb::arg("path") = "auto", nb::arg("isa").none() = nb::none(),
             nb::arg("threads").none() = nb::none(), nb::arg("batch_invariant") = false,
+            nb::arg("input_scale").none() = nb::none(), nb::arg("input_global_scale").none() = nb::none(),
             nb::sig(
                 "def __init__(self, b: typing.Any, scales: typing.Any, scale2: typing.Any, bias: typing.Any = None, "
                 "*, block_size: int = 16, device: str | None = None, nan_scales: str = 'error', path: str = 'auto', "
-                "isa: str | None = None, threads: int | None = None, batch_invariant: bool = False) -> None"))
+                "isa: str | None = None, threads: int | None = None, batch_invariant: bool = False, "
+                "input_scale: typing.Any = None, input_global_scale: typing.Any = None) -> None"))
         .def(
             "forward", forward, nb::arg("x"), nb::kw_only(), nb::arg("out").none() = nb::none(),
             nb::arg("stream").none() = nb::none(),
@@ -676,6 +691,14 @@ void bind_linear(nb::module_& m) {
         .def_prop_ro(
             "scale2", [](const Layer& l) { return scale2_array(*l.linear); },
             nb::sig("def scale2(self) -> numpy.typing.NDArray[numpy.float32]"), "Global scale, float32 0-d or [N].")
+        .def_prop_ro(
+            "input_global_scale",
+            [](const Layer& l) -> nb::object {
+                const float g = l.linear->options().input_global_scale;
+                return g == 0.0f ? nb::cast("dynamic") : nb::cast(g);
+            },
+            nb::sig("def input_global_scale(self) -> float | str"),
+            "What the native paths multiply x by before they quantise it, or 'dynamic'.")
         .def_prop_ro(
             "bias", [](const Layer& l) { return bias_array(*l.linear); },
             nb::sig("def bias(self) -> numpy.typing.NDArray[numpy.float32] | None"), "float32 [N], or None.")
