@@ -16,7 +16,17 @@ import fp4linear
 from fp4linear.bench import timing
 from fp4linear.cli import app, main
 from fp4linear.files import layers, open_tensors
-from tests.checkpoints import Tensor, compressed, modelopt, write_file
+from fp4linear.files.writers import divisor_of
+from tests.checkpoints import (
+    Tensor,
+    compressed,
+    gguf_blocks,
+    gguf_bytes,
+    modelopt,
+    single_file,
+    weight_bytes,
+    write_file,
+)
 
 runner = CliRunner()
 
@@ -48,7 +58,7 @@ def float_model(path: Path) -> Path:
 
 def test_help_names_every_command() -> None:
     out = run("--help").output
-    for command in ("demo", "info", "inspect", "quantize", "bench"):
+    for command in ("demo", "info", "inspect", "quantize", "convert", "bench"):
         assert command in out
 
 
@@ -84,30 +94,42 @@ def mixed_file(path: Path) -> Path:
     scales = bytearray(odd["fc2.weight_scale"][2])
     scales[:4] = b"\x7f\xff\x00\x80"
     odd["fc2.weight_scale"] = ("F8_E4M3", odd["fc2.weight_scale"][1], bytes(scales))
-    awq = modelopt("awq", 8, 64, 4, 0.5) | {"awq.pre_quant_scale": ("F32", [64], bytes(256))}
-    return write_file(path, q | k | odd | awq)
+    awq = modelopt("awq", 8, 64, 4, 0.5) | {"awq.pre_quant_scale": ("F32", [64], np.ones(64, "f4").tobytes())}
+    svd = modelopt("svd", 8, 64, 5, 0.5) | {"svd.svdquant_lora_a": ("F32", [1], bytes(4))}
+    return write_file(path, q | k | odd | awq | svd)
 
 
 def test_inspect_json(tmp_path: Path) -> None:
     report = json.loads(run("inspect", mixed_file(tmp_path / "m.safetensors"), "--json").output)
     found = {layer["name"]: layer for layer in report["layers"]}
-    assert list(found) == ["a.q_proj", "a.k_proj", "fc2", "awq"]
+    assert list(found) == ["a.q_proj", "a.k_proj", "fc2", "awq", "svd"]
     fc2 = found["fc2"]
     assert (fc2["format"], fc2["out_features"], fc2["in_features"]) == ("compressed-tensors", 10, 1168)
     assert (fc2["nan_scales"], fc2["zero_scales"]) == (2, 2)
     assert fc2["scale2_max"] == np.float32(1 / 3584)
     assert fc2["awkward"] == ["K%32=16", "K%128=16", "N%128=10"]
     assert fc2["packed_bytes"] == 10 * 584 + 10 * 73
-    assert found["a.q_proj"]["paths"] == {"M=1": "cpu_gemv", "M=64": "cpu_gemm"}
-    assert "pre_quant_scale" in found["awq"]["problem"]
+    assert found["a.q_proj"]["paths"].items() >= {"M=1": "cpu_gemv", "M=64": "cpu_gemm"}.items()
+    assert found["awq"]["problem"] is None
+    assert "pre_quant_scale multiplies x" in found["awq"]["notes"][0]
+    assert "low-rank" in found["svd"]["problem"]
     assert report["mismatched"] == [{"a.q_proj": 0.5, "a.k_proj": 0.25}]
 
 
 def test_inspect_text(tmp_path: Path) -> None:
     out = run("inspect", mixed_file(tmp_path / "m.safetensors")).output
-    for word in ("compressed-tensors", "modelopt", "10 x 1168", "K%32=16", "global scales differ", "can't load", "awq"):
+    for word in (
+        "compressed-tensors",
+        "modelopt",
+        "10 x 1168",
+        "K%32=16",
+        "global scales differ",
+        "can't load",
+        "load_awq",
+    ):
         assert word in out
-    assert "3 NVFP4 layers" in out
+    assert "4 NVFP4 layers" in out
+    assert "1 that can't be loaded" in out
 
 
 def test_quantize_writes_layers_and_copies_the_rest(tmp_path: Path) -> None:
@@ -188,6 +210,68 @@ def test_quantize_refuses_what_is_not_finite(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"p\.weight"):
         run("quantize", source, tmp_path / "out.safetensors")
     assert list(tmp_path.iterdir()) == [source]
+
+
+def test_inspect_takes_what_the_tensors_leave_open(tmp_path: Path) -> None:
+    path = write_file(tmp_path / "m.safetensors", single_file("p", 128, 64, 1, 0.5))
+    assert "can't load" in run("inspect", path).output
+    report = json.loads(run("inspect", path, "--format", "comfyui", "--json").output)
+    assert (report["layers"][0]["format"], report["layers"][0]["problem"]) == ("comfyui", None)
+    report = json.loads(run("inspect", path, "--swizzled", "--json").output)
+    assert (report["layers"][0]["format"], report["layers"][0]["problem"]) == ("modelopt", None)
+
+
+def test_inspect_says_what_gpus_would_take(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_file(tmp_path / "m.safetensors", modelopt("p", 20, 64, 1, 0.5))
+    here = {"devices": [{"index": i, "name": "H", "sm": 90, "sm_count": 132, "memory": 1} for i in range(2)]}
+    monkeypatch.setattr(fp4linear._core, "cuda_info", lambda: here)
+    paths = json.loads(run("inspect", path, "--json").output)["layers"][0]["paths"]
+    expected = {f"cuda:0, M={m}": fp4linear._core.plan(20, 64, m, device="sm90", sm_count=132).path for m in (1, 64)}
+    assert paths == {"M=1": "cpu_gemv", "M=64": "cpu_gemm"} | expected
+    assert all(expected.values())
+    shown = run("inspect", path).output
+    assert "cuda:0" in shown
+    assert all(str(name) in shown for name in expected.values())
+
+
+def test_inspect_gguf(tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    path.write_bytes(gguf_bytes({"p.weight": (40, [2, 64], gguf_blocks(*weight_bytes(2, 64, 1)))}))
+    report = json.loads(run("inspect", path, "--json").output)
+    (layer,) = report["layers"]
+    assert (layer["format"], layer["out_features"], layer["in_features"]) == ("gguf", 2, 64)
+    assert "1 NVFP4 layers" in run("inspect", path).output
+
+
+@pytest.mark.parametrize("target", ["modelopt", "compressed-tensors", "comfyui", "torchao"])
+def test_convert(tmp_path: Path, target: str) -> None:
+    source = write_file(tmp_path / "in.safetensors", modelopt("p", 20, 64, 1, 0.5))
+    out = run("convert", source, tmp_path / "out.safetensors", "--to", target).output
+    assert f"1 layers as {target}, every bit kept" in " ".join(out.split())
+    assert [layer.format for layer in layers(tmp_path / "out.safetensors")] == [target]
+    got = fp4linear.load(tmp_path / "out.safetensors", "p").canonical()
+    assert np.array_equal(got[0], weight_bytes(20, 64, 1)[0])
+    assert np.array_equal(got[1], weight_bytes(20, 64, 1)[1])
+    with pytest.raises(FileExistsError, match="--force"):
+        run("convert", source, tmp_path / "out.safetensors", "--to", target)
+
+
+def test_convert_options(tmp_path: Path) -> None:
+    source, out = (
+        write_file(tmp_path / "in.safetensors", single_file("p", 128, 64, 1, 0.7)),
+        tmp_path / "out.safetensors",
+    )
+    with pytest.raises(ValueError, match="pass format="):
+        run("convert", source, out, "--to", "modelopt")
+    run("convert", source, out, "--to", "modelopt", "--format", "modelopt-diffusers", "--swizzled", "--nibbles", "high")
+    assert np.array_equal(fp4linear.load(out, "p").canonical()[0], weight_bytes(128, 64, 1)[0])
+    assert run("convert", source, out, "--to", "nonsense").exit_code != 0
+    scale2 = next(s for s in np.linspace(0.6, 0.99, 99, dtype="f4") if not divisor_of("p", s)[1])
+    source = write_file(tmp_path / "in2.safetensors", modelopt("p", 4, 32, 1, float(scale2)))
+    with pytest.raises(ValueError, match="allow rounding"):
+        run("convert", source, out, "--to", "compressed-tensors", "--force")
+    shown = run("convert", source, out, "--to", "compressed-tensors", "--force", "--allow-rounding").output
+    assert "1 with a rounded global scale" in " ".join(shown.split())
 
 
 def test_errors_are_one_line_and_a_status(

@@ -50,6 +50,12 @@ def test_every_dtype_is_a_read_only_view(tmp_path: Path) -> None:
     assert file.array("F4").shape == (3, 4)
 
 
+def test_metadata_of_null_is_none(tmp_path: Path) -> None:
+    path = tmp_path / "null.safetensors"
+    path.write_bytes(file_bytes({"__metadata__": None}))
+    assert SafetensorsFile(path).metadata == {}
+
+
 def test_scalars_empty_tensors_and_odd_offsets(tmp_path: Path) -> None:
     tensors: dict[str, Tensor] = {
         "one": ("U8", [1], b"\x07"),

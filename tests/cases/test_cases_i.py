@@ -94,7 +94,7 @@ def test_I3_gate_and_up_with_different_scale2(tmp_path: Path, dtype: str, m: int
     equal(fused.forward(x), np.concatenate([gate, up], axis=1).astype(np.float64))
 
 
-def test_I5_gguf_is_refused_by_name(tmp_path: Path) -> None:
+def test_I5_gguf_block(tmp_path: Path) -> None:
     """One 64-value block of type 40 in a GGUF v3 file."""
 
     def text(value: str) -> bytes:
@@ -106,5 +106,8 @@ def test_I5_gguf_is_refused_by_name(tmp_path: Path) -> None:
     info += (40).to_bytes(4, "little") + (0).to_bytes(8, "little")
     head = header + info
     (tmp_path / "model.gguf").write_bytes(head + b"\0" * (-len(head) % 32) + block)
-    with pytest.raises(ValueError, match="GGUF"):
-        fp4linear.load(tmp_path / "model.gguf", "p")
+    w = fp4linear.load(tmp_path / "model.gguf", "p").dequantize()[0]
+    assert w[:16].tolist() == [0, 6, -4, 3, -2, 1.5, -1, 0.5, 0, 0, 0, 0.5, 0.5, 1, 1, 1.5]
+    assert w[16:32].tolist() == [0, -12, 8, -6, 4, -3, 2, -1, 3, 3, 4, 4, 6, 6, 8, 8]
+    assert not w[32:48].any()  # GGUF reads 0x7F as 0
+    assert w[48:51].tolist() == [0, -0.01171875, 0.0078125]

@@ -6,11 +6,11 @@ import sys
 
 import typer
 
-from . import bench, demo, info, inspect, quantize
+from . import bench, convert, demo, info, inspect, quantize
 
 app = typer.Typer(
     name="fp4linear",
-    help="NVFP4 linear layers: look at files and machines, quantise, check and time.",
+    help="NVFP4 linear layers: look at files and machines, quantise, convert, check and time.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -20,6 +20,7 @@ app.command("demo")(demo.command)
 app.command("info")(info.command)
 app.command("inspect")(inspect.command)
 app.command("quantize")(quantize.command)
+app.command("convert")(convert.command)
 app.command("bench")(bench.command)
 
 

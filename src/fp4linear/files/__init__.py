@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
+from .awq import AwqLinear, load_awq
 from .checkpoint import Tensors, open_tensors
+from .converting import ConvertedLayer, convert_file
 from .errors import FormatError
+from .formats.registry import SUPPORTED
 from .inspection import FileReport, LayerReport, inspect
 from .loading import LayerInfo, layers, load, read_layer
 from .quantizing import QuantizedLayer, quantize_file
 from .saving import save_modelopt
 
+FORMAT_NAMES = tuple(SUPPORTED)  # what `format=` takes
+
 __all__ = [
+    "FORMAT_NAMES",
+    "AwqLinear",
+    "ConvertedLayer",
     "FileReport",
     "FormatError",
     "LayerInfo",
     "LayerReport",
     "QuantizedLayer",
     "Tensors",
+    "convert_file",
     "inspect",
     "layers",
     "load",
+    "load_awq",
     "open_tensors",
     "quantize_file",
     "read_layer",

@@ -14,7 +14,8 @@ import numpy.typing as npt
 
 from .dtypes import FLOATS, FROM_NUMPY, RAW, Array, to_float32
 from .errors import FormatError
-from .formats import gguf, onnx
+from .formats import onnx
+from .gguf_file import GGUFFile
 from .safetensors_file import SafetensorsFile, TensorInfo, parse_json
 
 MAX_JSON_BYTES = 100_000_000  # an index or a config larger than this is none
@@ -54,6 +55,10 @@ class Tensors(ABC):
         """
         return None
 
+    def quantization_config(self) -> Mapping[str, Any]:
+        """What config.json beside the file says of quantisation: a hint as `producer` is."""
+        return {}
+
     def floats(self, name: str) -> npt.NDArray[np.float32]:
         """A float tensor as fresh float32. FormatError where it isn't F16, BF16 or F32."""
         info = self.info(name)
@@ -70,6 +75,7 @@ class FileTensors(Tensors):
         self.source = str(path)
         self._file = SafetensorsFile(path)
         self._producer = header_producer(self._file.metadata) or sidecar_producer(path.parent)
+        self._config = sidecar_config(path.parent)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._file.tensors)
@@ -89,6 +95,33 @@ class FileTensors(Tensors):
     def producer(self, name: str) -> str | None:
         return self._producer
 
+    def quantization_config(self) -> Mapping[str, Any]:
+        return self._config
+
+
+class GGUFTensors(Tensors):
+    """One GGUF file. Types that safetensors lacks are named GGUF_…; their arrays are the bytes of their blocks."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.source = str(path)
+        self._file = GGUFFile(path)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._file.tensors)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._file.tensors
+
+    def info(self, name: str) -> TensorInfo:
+        return self._file.tensors[name]
+
+    def array(self, name: str) -> Array:
+        return self._file.array(name)
+
+    def producer(self, name: str) -> str | None:
+        return "gguf"
+
 
 class ShardedTensors(Tensors):
     """The files of a `*.safetensors.index.json`, each opened when a tensor of it is first asked for."""
@@ -103,6 +136,7 @@ class ShardedTensors(Tensors):
         self._shard_of: dict[str, Path] = {name: self._shard_path(name, file) for name, file in weight_map.items()}
         self._shards: dict[Path, SafetensorsFile] = {}
         self._producer = sidecar_producer(self._directory)
+        self._config = sidecar_config(self._directory)
 
     def _shard_path(self, name: str, file: str) -> Path:
         # Checked as written and not resolved: the shards of a download cache are symbolic links out of the directory.
@@ -137,6 +171,9 @@ class ShardedTensors(Tensors):
 
     def producer(self, name: str) -> str | None:
         return header_producer(self._shard(name).metadata) or self._producer
+
+    def quantization_config(self) -> Mapping[str, Any]:
+        return self._config
 
 
 class ArrayTensors(Tensors):
@@ -176,7 +213,7 @@ class ArrayTensors(Tensors):
 
 
 def open_tensors(source: str | os.PathLike[str] | Mapping[str, Any] | Tensors) -> Tensors:
-    """Opens a .safetensors file, an index, a directory with either, or wraps a mapping of arrays.
+    """Opens a .safetensors or GGUF file, an index, a directory with either, or wraps a mapping of arrays.
 
     Raises FormatError for damaged files and for kinds of file that aren't supported, TypeError for other arguments.
     """
@@ -193,33 +230,40 @@ def open_tensors(source: str | os.PathLike[str] | Mapping[str, Any] | Tensors) -
         raise FormatError(f"{path}: no such file")
     if path.name.endswith(".index.json"):
         return ShardedTensors(path)
-    refuse_other_kinds(path)
+    head = head_of(path)
+    if head.startswith(b"GGUF"):
+        return GGUFTensors(path)
+    refuse_other_kinds(path, head)
     return FileTensors(path)
 
 
 def find_in_directory(directory: Path) -> Path:
-    """The index of a directory, or its only .safetensors file."""
-    for pattern in ("*" + INDEX_SUFFIX, "*.safetensors"):
+    """The index of a directory, or its only .safetensors or .gguf file."""
+    for pattern in ("*" + INDEX_SUFFIX, "*.safetensors", "*.gguf"):
         found = sorted(directory.glob(pattern))
         preferred = [path for path in found if path.name.startswith("model.")]
         if len(found) == 1 or len(preferred) == 1:
             return (preferred or found)[0]
         if found:
             raise FormatError(f"{directory}: {len(found)} files match {pattern}: pass one of them, or an index")
-    raise FormatError(f"{directory}: no *.safetensors file and no index in this directory")
+    raise FormatError(f"{directory}: no *.safetensors or *.gguf file and no index in this directory")
 
 
-def refuse_other_kinds(path: Path) -> None:
-    """Names the file formats that are not safetensors."""
+def head_of(path: Path) -> bytes:
+    """The first bytes of a file, by which kinds of file are told apart."""
     try:
         with open(path, "rb") as file:
-            head = file.read(16)
+            return file.read(16)
     except OSError as error:
         raise FormatError(f"{path}: can't be read: {error}") from error
-    for kind in (gguf, onnx):
-        if kind.recognises(head, path):
-            raise FormatError(f"{path}: {kind.NAME} is not supported: {kind.REASON}")
-    if head.startswith((b"PK\x03\x04", b"\x80\x02")):
+
+
+def refuse_other_kinds(path: Path, head: bytes) -> None:
+    """Names the file formats that are not read."""
+    if onnx.recognises(head, path):
+        raise FormatError(f"{path}: {onnx.NAME} is not supported here: {onnx.REASON}")
+    # A safetensors file may start like a pickle: with the length of its header. The header itself starts with "{".
+    if head.startswith((b"PK\x03\x04", b"\x80\x02")) and head[8:9] != b"{":
         raise FormatError(f"{path}: pickled or zipped arrays are not supported: save as safetensors")
 
 
@@ -247,9 +291,14 @@ def sidecar_producer(directory: Path) -> str | None:
     """The quantiser named by hf_quant_config.json or config.json beside the file."""
     if (directory / "hf_quant_config.json").is_file():
         return "modelopt"
+    method = sidecar_config(directory).get("quant_method")
+    return method if isinstance(method, str) else None
+
+
+def sidecar_config(directory: Path) -> dict[str, Any]:
+    """The quantization_config of config.json beside the file, empty where there is none."""
     try:
         config = read_json(directory / "config.json").get("quantization_config")
     except FormatError:
-        return None
-    method = config.get("quant_method") if isinstance(config, dict) else None
-    return method if isinstance(method, str) else None
+        return {}
+    return config if isinstance(config, dict) else {}

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from .checkpoint import Tensors, open_tensors
+from .converting import chosen
 from .errors import FormatError
-from .loading import LayerInfo, Source, layers, read_layer
+from .formats.base import Asked, Format
+from .formats.registry import find_layers
+from .loading import Source, checked, problem_of
 
 # Endings of layers that runtimes fuse into one matmul; each group is a tuple.
 FUSED: tuple[tuple[str, ...], ...] = (
@@ -25,7 +28,9 @@ FUSED: tuple[tuple[str, ...], ...] = (
 
 @dataclass
 class LayerReport:
-    """One layer. paths: from "M=1" and so on to the path of this machine; awkward: dims that cost speed."""
+    """One layer. paths: from "M=1" (the CPU) and "cuda:0, M=1" to the path on this machine; awkward: dims that cost
+    speed; notes: what a caller must know to use it.
+    """
 
     name: str
     format: str
@@ -38,6 +43,7 @@ class LayerReport:
     nan_scales: int = 0
     zero_scales: int = 0
     awkward: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
     paths: dict[str, str | None] = field(default_factory=dict)
 
 
@@ -53,27 +59,39 @@ class FileReport:
         return asdict(self)
 
 
-def inspect(source: Source, *, rows: Iterable[int] = (1, 64)) -> FileReport:
+def inspect(
+    source: Source,
+    *,
+    rows: Iterable[int] = (1, 64),
+    format: str | None = None,
+    swizzled: bool | None = None,
+    nibbles: Literal["low", "high"] | None = None,
+) -> FileReport:
     """Reads every quantised layer's scales. Raises FormatError for a damaged file; lists layers that can't be loaded.
 
-    rows: the values of M whose paths to report.
+    rows: the values of M whose paths to report; format, swizzled, nibbles: as for `load`, for the layers that leave a
+    doubt.
     """
     tensors = open_tensors(source)
-    reports = [inspect_layer(tensors, info, tuple(rows)) for info in layers(tensors)]
+    asked, counts = checked(format, swizzled, nibbles), tuple(rows)
+    reports = [inspect_layer(tensors, name, found, asked, counts) for name, found in find_layers(tensors).items()]
     return FileReport(tensors.source, reports, mismatched_globals(reports))
 
 
-def inspect_layer(tensors: Tensors, info: LayerInfo, rows: tuple[int, ...]) -> LayerReport:
-    report = LayerReport(info.name, info.format, info.problem)
-    if info.shape is not None:
-        report.out_features, report.in_features = info.shape
-    if info.problem is not None:
+def inspect_layer(tensors: Tensors, name: str, claimed: Format, asked: Asked, rows: tuple[int, ...]) -> LayerReport:
+    found, said = chosen(tensors, name, claimed, asked)
+    report = LayerReport(name, found.name, problem_of(tensors, name, found, said, awq=True))
+    if (shape := found.shape(tensors, name)) is not None:
+        report.out_features, report.in_features = shape
+    if report.problem is not None:
         return report
     try:
-        part = read_layer(tensors, info.name)
+        part = found.read(tensors, name, said)
     except FormatError as error:
         report.problem = str(error)
         return report
+    if part.pre_quant_scale is not None:
+        report.notes.append("pre_quant_scale multiplies x: fp4linear.files.load_awq")
     n, k = part.b.shape[0], 2 * part.b.shape[1]
     magnitude = part.scales & 0x7F  # E4M3: 0x7F is NaN with either sign
     report.packed_bytes = part.b.nbytes + part.scales.nbytes
@@ -82,7 +100,7 @@ def inspect_layer(tensors: Tensors, info: LayerInfo, rows: tuple[int, ...]) -> L
     report.nan_scales = int(np.count_nonzero(magnitude == 0x7F))
     report.zero_scales = int(np.count_nonzero(magnitude == 0))
     report.awkward = [f"K%{d}={k % d}" for d in (16, 32, 128) if k % d] + ([f"N%128={n % 128}"] if n % 128 else [])
-    report.paths = {f"M={m}": path_here(k, m) for m in rows}
+    report.paths = {f"M={m}": path_here(k, m) for m in rows} | paths_of_gpus(n, k, rows)
     return report
 
 
@@ -92,6 +110,26 @@ def path_here(k: int, m: int) -> str | None:
 
     probe = Fp4Linear(np.zeros((1, k // 2), np.uint8), np.zeros((1, -(-k // 16)), np.uint8), 1.0)
     return probe.plan(m).path
+
+
+def paths_of_gpus(n: int, k: int, rows: tuple[int, ...]) -> dict[str, str | None]:
+    """From "cuda:0, M=1" and so on to the path that a bf16 call takes there under default switches.
+
+    Asks the planner, not the device: no memory is taken there and no CUDA context made. Of equal GPUs the first speaks.
+    """
+    from fp4linear import _core
+
+    paths: dict[str, str | None] = {}
+    kinds: set[tuple[int, int]] = set()
+    for device in _core.cuda_info()["devices"]:
+        kind = device["sm"], device["sm_count"]
+        if kind in kinds:
+            continue
+        kinds.add(kind)
+        for m in rows:
+            plan = _core.plan(n, k, m, device=f"sm{device['sm']}", sm_count=device["sm_count"])
+            paths[f"cuda:{device['index']}, M={m}"] = plan.path
+    return paths
 
 
 def mismatched_globals(reports: Iterable[LayerReport]) -> list[dict[str, float]]:

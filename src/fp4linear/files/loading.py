@@ -13,14 +13,21 @@ import numpy.typing as npt
 
 from .checkpoint import Tensors, open_tensors
 from .errors import FormatError
-from .formats.base import Format, Parts, packed_shape
+from .formats.base import Asked, Format, Parts
+from .formats.modelopt import pre_quant_scale_tensor
 from .formats.registry import SUPPORTED, find_layers, format_of
 
 if TYPE_CHECKING:
     from fp4linear import Fp4Linear
 
 Source = str | os.PathLike[str] | Mapping[str, Any] | Tensors
-NAME_SUFFIXES = (".weight", ".weight_packed")  # what a caller may leave on a layer's name
+NAME_SUFFIXES = (
+    ".weight",
+    ".weight_packed",
+    "._weight_qdata",
+    ".rowwise_data",
+    "._rowwise_data",
+)  # what a caller may leave on a layer's name
 
 
 @dataclass(frozen=True)
@@ -46,25 +53,30 @@ def load(
     device: str | None = None,
     path: str = "auto",
     format: str | None = None,
+    swizzled: bool | None = None,
+    nibbles: Literal["low", "high"] | None = None,
     isa: str | None = None,
     threads: int | None = None,
     batch_invariant: bool = False,
 ) -> Fp4Linear:
-    """A layer from a checkpoint: ModelOpt's Hugging Face export or compressed-tensors' nvfp4-pack-quantized.
+    """A layer from a checkpoint, in any of the formats of `fp4linear.files.FORMAT_NAMES` (docs/formats.md).
 
     Files are memory-mapped; only the layer's tensors are read, without torch. The tensors decide, whatever a config
-    says. `input_scale` and `input_global_scale` are not applied: the layer is weight-only.
+    says. `input_scale` and `input_global_scale` are not applied: the layer is weight-only. A layer whose x must be
+    multiplied first (AWQ) is refused: `fp4linear.files.load_awq` does both.
 
     Args:
-        path_or_mapping: a .safetensors file, a *.safetensors.index.json, a directory that holds one of them, a
+        path_or_mapping: a .safetensors or GGUF file, a *.safetensors.index.json, a directory that holds one of them, a
             mapping from tensor names to NumPy arrays (uint8 or ml_dtypes' float8_e4m3fn bytes), or what
             `fp4linear.files.open_tensors` returned.
-        name: "X" or "X.weight". A list of names makes one fused layer, rows concatenated in that order; where the
-            global scales differ, every row keeps its own.
+        name: "X" or "X.weight"; "X[3]" for expert 3 of a stack. A list of names makes one fused layer, rows
+            concatenated in that order; where the global scales differ, every row keeps its own.
         nan_scales: what to do with NaN scale bytes, as for `Fp4Linear`.
         bias: "auto" takes X.bias where there is one; None is no bias; an array of [out_features] replaces it.
         device, path, isa, threads, batch_invariant: as for `Fp4Linear`.
-        format: "modelopt" or "compressed-tensors", where the tensors leave a doubt; None decides by the tensors.
+        format: a format's name, where the tensors leave a doubt; None decides by the tensors.
+        swizzled: True where block scales lie in the 128x4 layout, False where in rows; None decides by the tensors.
+        nibbles: which nibble of a byte holds the even k, where the tensors leave a doubt.
 
     Raises:
         FormatError: (a ValueError) a damaged file, inconsistent tensors, or a format that isn't supported.
@@ -77,7 +89,7 @@ def load(
     names = [name] if isinstance(name, str) else list(name)
     if not names or not all(isinstance(n, str) for n in names):
         raise TypeError(f"name: got {name!r}, expected a string or a list of strings")
-    parts = [read_layer(tensors, n, format) for n in names]
+    parts = [read_layer(tensors, n, format, swizzled=swizzled, nibbles=nibbles) for n in names]
     whole = parts[0] if len(parts) == 1 else fuse(tensors, names, parts)
     return Fp4Linear(
         whole.b,
@@ -100,24 +112,65 @@ def layers(path_or_mapping: Source) -> list[LayerInfo]:
     """
     tensors = open_tensors(path_or_mapping)
     return [
-        LayerInfo(name, found.name, found.unsupported(tensors, name, False), layer_shape(tensors, name, found))
+        LayerInfo(name, found.name, problem_of(tensors, name, found, Asked()), found.shape(tensors, name))
         for name, found in find_layers(tensors).items()
     ]
 
 
-def read_layer(tensors: Tensors, name: str, format: str | None = None) -> Parts:
-    """One layer in canonical form, as views of the file where possible. Raises as `load` does."""
+def read_layer(
+    tensors: Tensors,
+    name: str,
+    format: str | None = None,
+    *,
+    swizzled: bool | None = None,
+    nibbles: Literal["low", "high"] | None = None,
+    awq: bool = False,
+) -> Parts:
+    """One layer in canonical form, as views of the file where possible. Raises as `load` does.
+
+    awq: also give layers whose x must be multiplied by `pre_quant_scale`; the caller then does that.
+    """
+    asked = checked(format, swizzled, nibbles)
+    layer, found = find_layer(tensors, name, asked)
+    if reason := problem_of(tensors, layer, found, asked, awq=awq):
+        what = "" if found.name in SUPPORTED else f"{found.name} is not supported: "
+        raise FormatError(f"{tensors.source}: layer {layer!r}: {what}{reason}")
+    return found.read(tensors, layer, asked)
+
+
+def find_layer(tensors: Tensors, name: str, asked: Asked) -> tuple[str, Format]:
+    """The layer's own name and its format. FormatError where there is no such layer, or none of the format asked."""
+    for layer in layer_candidates(name):
+        if asked.format is None:
+            if found := format_of(tensors, layer):
+                return layer, found
+        elif SUPPORTED[asked.format].accepts(tensors, layer):
+            return layer, SUPPORTED[asked.format]
+    raise unknown_layer(tensors, name, asked.format)
+
+
+def problem_of(tensors: Tensors, layer: str, found: Format, asked: Asked, *, awq: bool = False) -> str | None:
+    """Why a layer can't be read with what the caller said, or None."""
+    for option in ("swizzled", "nibbles"):
+        if found.name in SUPPORTED and getattr(asked, option) is not None and option not in found.options:
+            return f"{option}={getattr(asked, option)!r} means nothing for {found.name}: pass format= if it is another"
+    if reason := found.unsupported(tensors, layer, asked):
+        return reason
+    scales = pre_quant_scale_tensor(tensors, layer)
+    if scales is not None and not awq:
+        return f"ModelOpt NVFP4_AWQ: {scales} multiplies x before the layer: fp4linear.files.load_awq applies it"
+    return None
+
+
+def checked(format: str | None, swizzled: bool | None, nibbles: Literal["low", "high"] | None) -> Asked:
+    """What the caller said. ValueError for a value that no format knows."""
     if format is not None and format not in SUPPORTED:
         raise ValueError(f"format: got {format!r}, expected one of {', '.join(SUPPORTED)}")
-    for layer in layer_candidates(name):
-        found = SUPPORTED[format] if format is not None else format_of(tensors, layer)
-        if found is None or not found.claims(tensors, layer):
-            continue
-        if reason := found.unsupported(tensors, layer, format is not None):
-            what = "" if found.name in SUPPORTED else f"{found.name} is not supported: "
-            raise FormatError(f"{tensors.source}: layer {layer!r}: {what}{reason}")
-        return found.read(tensors, layer)
-    raise unknown_layer(tensors, name, format)
+    if nibbles not in (None, "low", "high"):
+        raise ValueError(f"nibbles: got {nibbles!r}, expected 'low' or 'high'")
+    if swizzled is not None and not isinstance(swizzled, bool):
+        raise TypeError(f"swizzled: got {type(swizzled).__name__}, expected a bool")
+    return Asked(format, swizzled, nibbles)
 
 
 def layer_candidates(name: str) -> list[str]:
@@ -150,18 +203,17 @@ def fuse(tensors: Tensors, names: Sequence[str], parts: Sequence[Parts]) -> Part
     scale2 = np.concatenate([np.broadcast_to(part.scale2, part.b.shape[:1]) for part in parts])
     if len({part.scale2.tobytes() for part in parts}) == 1 and parts[0].scale2.ndim == 0:
         scale2 = parts[0].scale2
+    factors = [part.pre_quant_scale for part in parts]
+    if len({None if factor is None else factor.tobytes() for factor in factors}) != 1:
+        raise FormatError(f"{tensors.source}: name: layers to fuse must have one pre_quant_scale, got different ones")
     bias = None
     if any(part.bias is not None for part in parts):
         zeros = (np.zeros(part.b.shape[0], np.float32) if part.bias is None else part.bias for part in parts)
         bias = np.concatenate(list(zeros))
     return Parts(
-        np.concatenate([part.b for part in parts]), np.concatenate([part.scales for part in parts]), scale2, bias
+        np.concatenate([part.b for part in parts]),
+        np.concatenate([part.scales for part in parts]),
+        scale2,
+        bias,
+        factors[0],
     )
-
-
-def layer_shape(tensors: Tensors, layer: str, found: Format) -> tuple[int, int] | None:
-    if found.name in SUPPORTED:
-        for suffix in found.weight_suffixes:
-            n, half_k = packed_shape(tensors, layer + suffix)
-            return n, 2 * half_k
-    return None

@@ -91,7 +91,9 @@ class SafetensorsFile:
 
     def _parse(self, header: bytes, data_size: int) -> tuple[dict[str, str], dict[str, TensorInfo]]:
         entries = parse_json(header, str(self.path))
-        metadata = entries.pop("__metadata__", {})
+        metadata = entries.pop("__metadata__", None)
+        if metadata is None:  # MLX writes null where there is none
+            metadata = {}
         if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
             raise self._fail("__metadata__: expected an object with string values")
         tensors = {name: self._entry(name, entry, data_size) for name, entry in entries.items()}

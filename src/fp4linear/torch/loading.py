@@ -181,9 +181,10 @@ class _Plan:
         self.quantized: dict[str, str] = {}
         self.plain: dict[str, str] = {}
         of_layers: set[str] = set()
-        for layer in find_layers(tensors):
+        for layer, found in find_layers(tensors).items():
             self.quantized[rename(layer + ".weight").removesuffix(".weight")] = layer
             of_layers.update(f"{layer}.{suffix}" for suffix in _LAYER_SUFFIXES)
+            of_layers.update(found.tensors_of(tensors, layer))
         for name in tensors:
             if name.endswith(ACTIVATION_SUFFIXES):
                 self.report.ignored.append(name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 NAME = "ONNX"
-REASON = "weights inside of a graph are not supported yet"
+REASON = "fp4linear.onnx reads weights inside of a graph"
 
 
 def recognises(head: bytes, path: Path) -> bool:

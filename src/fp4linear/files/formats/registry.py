@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .base import Format
+from .base import Format, Refused
 from .comfyui import ComfyUI
 from .compressed_tensors import CompressedTensors
 from .experts_3d import Experts3D
+from .fouroversix import FourOverSix
 from .fp_quant import FPQuant
+from .gguf import GGUF
 from .mlx import MLX
 from .modelopt import ModelOpt
 from .modelopt_diffusers import ModelOptDiffusers
 from .mxfp4 import MXFP4
+from .rotated import Rotated
 from .torchao import TorchAO
 from .transformer_engine import TransformerEngine
 
@@ -21,18 +24,21 @@ if TYPE_CHECKING:
 
 # Special ones before those whose names they share.
 FORMATS: tuple[Format, ...] = (
+    GGUF(),
     TorchAO(),
     TransformerEngine(),
+    FourOverSix(),
     FPQuant(),
-    MLX(),
     MXFP4(),
+    MLX(),
+    Rotated(),
     Experts3D(),
     ComfyUI(),
     ModelOptDiffusers(),
     CompressedTensors(),
     ModelOpt(),
 )
-SUPPORTED: dict[str, Format] = {f.name: f for f in FORMATS if isinstance(f, (CompressedTensors, ModelOpt))}
+SUPPORTED: dict[str, Format] = {f.name: f for f in FORMATS if not isinstance(f, Refused)}
 
 
 def format_of(tensors: Tensors, layer: str) -> Format | None:
@@ -45,7 +51,7 @@ def find_layers(tensors: Tensors) -> dict[str, Format]:
     found: dict[str, Format] = {}
     for tensor in tensors:
         for candidate in FORMATS:
-            layer = candidate.layer_of(tensor)
-            if layer is not None and layer not in found and candidate.claims(tensors, layer):
-                found[layer] = format_of(tensors, layer) or candidate
+            for layer in candidate.layers_of(tensors, tensor):
+                if layer not in found:
+                    found[layer] = format_of(tensors, layer) or candidate
     return found
