@@ -6,6 +6,7 @@
 
 #include "cuda/device/repair.cuh"
 #include "cuda/kernels.h"
+#include "cuda/prepacked.h"
 
 namespace fp4linear::cuda {
 
@@ -28,6 +29,26 @@ struct GemvParameters : device::RepairSource {
     const float* sums_in;  // of the launches before, or null
     float* sums_out;       // for the next launch, or null: then y is stored
 };
+
+// Of GemvArguments or GemmArguments.
+template <class Arguments>
+GemvParameters gemv_parameters(const Arguments& a) {
+    GemvParameters p{};
+    p.weight = a.prepacked;
+    p.x = static_cast<const std::uint16_t*>(a.x);
+    p.y = static_cast<std::uint16_t*>(a.y);
+    p.scale2_rows = a.scale2_rows;
+    p.bias = a.bias;
+    p.scale2 = a.scale2;
+    p.x_row_stride = a.x_row_stride;
+    p.n = a.n;
+    p.k = a.k;
+    p.m = static_cast<int>(a.m);
+    p.k_units = static_cast<int>(prepacked::k_units(a.k));
+    p.tiles = static_cast<int>(prepacked::row_tiles(a.n));
+    p.x_aligned = reinterpret_cast<std::uintptr_t>(a.x) % 16 == 0 && (a.m == 1 || a.x_row_stride % 8 == 0);
+    return p;
+}
 
 // gemv_small.cu: a layer of which a block takes 16 outputs, and holds their weights in registers.
 struct SmallConfiguration {

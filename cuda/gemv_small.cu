@@ -274,39 +274,17 @@ cudaError_t gemv_small(const GemvParameters& p, const SmallConfiguration& c, con
     return a.dtype == DType::float16 ? launch_configured<Float16>(p, c, a) : launch_configured<BFloat16>(p, c, a);
 }
 
-namespace {
-
-GemvParameters small_parameters(const GemmArguments& a) {
-    GemvParameters p{};
-    p.weight = a.prepacked;
-    p.x = static_cast<const std::uint16_t*>(a.x);
-    p.y = static_cast<std::uint16_t*>(a.y);
-    p.scale2_rows = a.scale2_rows;
-    p.bias = a.bias;
-    p.scale2 = a.scale2;
-    p.x_row_stride = a.x_row_stride;
-    p.n = a.n;
-    p.k = a.k;
-    p.m = static_cast<int>(a.m);
-    p.k_units = static_cast<int>(prepacked::k_units(a.k));
-    p.tiles = static_cast<int>(prepacked::row_tiles(a.n));
-    p.x_aligned = true;
-    return p;
-}
-
-}  // namespace
-
 // Measured on one H200: as long as all blocks run at once, reading the weight once more a block row is the faster way.
 bool gemm_small_supports(const GemmArguments& a) {
     SmallConfiguration c{};
-    const GemvParameters p = small_parameters(a);
+    const GemvParameters p = gemv_parameters(a);
     if (a.kernel_arch < 80 || !configure_small(p, a.sm_count, c)) return false;
     const std::int64_t blocks = p.tiles * ((a.m + block_tokens - 1) / block_tokens);
     return blocks <= std::int64_t{a.sm_count} * (warps_an_sm / c.warps);
 }
 
 cudaError_t gemm_small(const GemmArguments& a) {
-    const GemvParameters p = small_parameters(a);
+    const GemvParameters p = gemv_parameters(a);
     SmallConfiguration c{};
     if (!configure_small(p, a.sm_count, c)) return cudaErrorInvalidConfiguration;
     GemvArguments launch;

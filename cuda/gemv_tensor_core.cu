@@ -540,20 +540,7 @@ bool gemv_tensor_core_supports(std::int64_t m, std::int64_t k, int block_size, i
 }
 
 cudaError_t gemv_tensor_core(const GemvArguments& a, const GemvTensorCoreTuning& tuning) {
-    GemvParameters p{};
-    p.weight = a.prepacked;
-    p.x = static_cast<const std::uint16_t*>(a.x);
-    p.y = static_cast<std::uint16_t*>(a.y);
-    p.scale2_rows = a.scale2_rows;
-    p.bias = a.bias;
-    p.scale2 = a.scale2;
-    p.x_row_stride = a.x_row_stride;
-    p.n = a.n;
-    p.k = a.k;
-    p.m = static_cast<int>(a.m);
-    p.k_units = static_cast<int>(prepacked::k_units(a.k));
-    p.tiles = static_cast<int>(prepacked::row_tiles(a.n));
-    p.x_aligned = reinterpret_cast<std::uintptr_t>(a.x) % 16 == 0 && (a.m == 1 || a.x_row_stride % 8 == 0);
+    GemvParameters p = gemv_parameters(a);
     const bool clusters = a.kernel_arch >= 90;
     SmallConfiguration small{tuning.units, tuning.groups, tuning.stages};
     if (tuning.units == 0 ? configure_small(p, a.sm_count, small) : tuning.chunk_units == 0)
