@@ -4,35 +4,19 @@
 #include <array>
 #include <atomic>
 
+#include "cuda/aligned_rows.h"
 #include "cuda/check.h"
 #include "cuda/cublaslt.h"
 #include "cuda/device_facts.h"
 #include "cuda/device_weight.h"
 #include "cuda/memory.h"
-#include "cuda/workspace.h"
 
 namespace fp4linear::cuda {
-namespace {
-
-constexpr std::uintptr_t row_alignment = 16;  // bytes that the kernels load in one piece
-
-// A slice of an array may start anywhere; rows of x are contiguous here, so the first decides for all.
-const void* aligned_rows(const Problem& p, cudaStream_t stream) {
-    if (reinterpret_cast<std::uintptr_t>(p.x) % row_alignment == 0) return p.x;
-    constexpr std::int64_t size = 2;
-    void* const copy = scratch(Scratch::aligned_x, static_cast<std::size_t>(p.m * p.k * size), stream);
-    const std::int64_t shape[2] = {p.m, p.k};
-    const std::int64_t strides[2] = {p.x_row_stride * size, size};
-    gather(copy, p.x, 2, shape, strides, stream);
-    return copy;
-}
-
-}  // namespace
-
 void run(PathId path, const BorrowedWeight& weight, const Problem& problem, const CallOptions& options, void* stream) {
     const DeviceWeight borrowed(weight, problem);
     Problem p = problem;
-    p.x = aligned_rows(problem, static_cast<cudaStream_t>(stream));
+    // A slice of an array may start anywhere; rows of x are contiguous here, so the first decides for all.
+    if (!starts_aligned(problem)) p.x = aligned_copy(problem, static_cast<cudaStream_t>(stream));
     run(path, borrowed, p, options, stream);
 }
 

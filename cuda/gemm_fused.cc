@@ -1,5 +1,6 @@
 #include "cuda/gemm_fused.h"
 
+#include "cuda/aligned_rows.h"
 #include "cuda/check.h"
 #include "cuda/gemm.h"
 #include "cuda/prepacked.h"
@@ -8,26 +9,17 @@
 namespace fp4linear::cuda {
 namespace {
 
-constexpr std::int64_t copy_bytes = 16;  // of cp.async, and the alignment of a TMA tensor's rows
-constexpr std::int64_t element_bytes = 2;
-
 // Do rows of x start at multiples of 16 bytes, one behind the other?
 bool is_aligned(const Problem& p) {
-    return reinterpret_cast<std::uintptr_t>(p.x) % copy_bytes == 0 &&
-           (p.m == 1 || (p.x_row_stride * element_bytes % copy_bytes == 0 && p.x_row_stride >= p.k));
+    constexpr std::int64_t elements = row_alignment / 2;
+    return starts_aligned(p) && (p.m == 1 || (p.x_row_stride % elements == 0 && p.x_row_stride >= p.k));
 }
 
 // x where it is, or a copy that is aligned. K is a multiple of 64.
 void align_x(const Problem& p, GemmArguments& a, cudaStream_t stream) {
-    a.x = p.x;
-    a.x_row_stride = p.m == 1 ? p.k : p.x_row_stride;
-    if (is_aligned(p)) return;
-    void* const copy = scratch(Scratch::aligned_x, static_cast<std::size_t>(p.m * p.k * element_bytes), stream);
-    const std::int64_t shape[2] = {p.m, p.k};
-    const std::int64_t strides[2] = {a.x_row_stride * element_bytes, element_bytes};
-    gather(copy, p.x, 2, shape, strides, stream);
-    a.x = copy;
-    a.x_row_stride = p.k;
+    const bool in_place = is_aligned(p);
+    a.x = in_place ? p.x : aligned_copy(p, stream);
+    a.x_row_stride = in_place && p.m > 1 ? p.x_row_stride : p.k;
 }
 
 void* workspace(Scratch purpose, std::size_t bytes, cudaStream_t stream) {

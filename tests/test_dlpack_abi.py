@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
-import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
+
+from tests.abi import compile_check, header_of
 
 pytestmark = pytest.mark.torch
 
@@ -72,28 +72,16 @@ BROKEN
 """
 
 
-def compile_check(tmp_path: Path, broken: str = "") -> subprocess.CompletedProcess[str]:
-    compiler = shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
-    if compiler is None:
-        pytest.skip("no C++ compiler")
-    spec = importlib.util.find_spec("torch")
-    assert spec is not None and spec.origin is not None
-    theirs = Path(spec.origin).parent / "include/ATen/dlpack.h"
+def compare(tmp_path: Path, broken: str = "") -> subprocess.CompletedProcess[str]:
+    theirs = header_of("torch", "include/ATen/dlpack.h")
     if not theirs.is_file() or "DLPackExchangeAPI" not in theirs.read_text():
         pytest.skip("this PyTorch ships no header of DLPack 1.3")
-    (tmp_path / "check.cc").write_text(
-        CHECK.replace("THEIRS", f'"{theirs}"').replace("OURS", f'"{OURS}"').replace("BROKEN", broken)
-    )
-    return subprocess.run(
-        [compiler, "-std=c++20", "-fsyntax-only", "-Wno-invalid-offsetof", tmp_path / "check.cc"],
-        capture_output=True,
-        text=True,
-    )
+    return compile_check(tmp_path, CHECK, theirs, OURS, broken)
 
 
 @pytest.mark.skipif(not OURS.is_file(), reason="the sources are not here")
 def test_layouts_are_those_of_the_published_header(tmp_path: Path) -> None:
-    done = compile_check(tmp_path)
+    done = compare(tmp_path)
     assert done.returncode == 0, done.stderr
     # The comparison can fail: two members that do not correspond.
-    assert "static assertion" in compile_check(tmp_path, "SAME(Tensor, shape, DLTensor, strides);").stderr
+    assert "static assertion" in compare(tmp_path, "SAME(Tensor, shape, DLTensor, strides);").stderr

@@ -337,9 +337,7 @@ __global__ void __launch_bounds__(threads_of(Tokens, Groups), MinBlocks)
                             scale_pairs[1] = T::scale_pair(bytes, 1);
                         }
 #pragma unroll
-                        for (int r = 0; r < 4; ++r)
-                            a[r] = j % 2 == 0 ? multiply_by_half<0>(T{}, a[r], scale_pairs[r % 2])
-                                              : multiply_by_half<1>(T{}, a[r], scale_pairs[r % 2]);
+                        for (int r = 0; r < 4; ++r) a[r] = T::multiply(a[r], twice(scale_pairs[r % 2], j % 2 != 0));
                         if (load_slices == 1 && j + 1 < 4) load_slices_from(unit, j + 1);
                     }
                     wgmma_fence();

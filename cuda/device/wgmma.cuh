@@ -143,32 +143,4 @@ __device__ __forceinline__ std::uint32_t pack(Float16, float low, float high) {
     return reinterpret_cast<const std::uint32_t&>(pair);
 }
 
-// a * the low (0) or high (1) half of b, in both halves: written so that the multiply itself selects the half.
-template <int Half>
-__device__ __forceinline__ std::uint32_t multiply_by_half(BFloat16, std::uint32_t a, std::uint32_t b) {
-    std::uint32_t d;
-    if constexpr (Half == 0)
-        asm("{\n .reg .b16 l, h;\n .reg .b32 q;\n mov.b32 {l, h}, %2;\n mov.b32 q, {l, l};\n mul.bf16x2 %0, %1, q;\n}"
-            : "=r"(d)
-            : "r"(a), "r"(b));
-    else
-        asm("{\n .reg .b16 l, h;\n .reg .b32 q;\n mov.b32 {l, h}, %2;\n mov.b32 q, {h, h};\n mul.bf16x2 %0, %1, q;\n}"
-            : "=r"(d)
-            : "r"(a), "r"(b));
-    return d;
-}
-template <int Half>
-__device__ __forceinline__ std::uint32_t multiply_by_half(Float16, std::uint32_t a, std::uint32_t b) {
-    std::uint32_t d;
-    if constexpr (Half == 0)
-        asm("{\n .reg .b16 l, h;\n .reg .b32 q;\n mov.b32 {l, h}, %2;\n mov.b32 q, {l, l};\n mul.f16x2 %0, %1, q;\n}"
-            : "=r"(d)
-            : "r"(a), "r"(b));
-    else
-        asm("{\n .reg .b16 l, h;\n .reg .b32 q;\n mov.b32 {l, h}, %2;\n mov.b32 q, {h, h};\n mul.f16x2 %0, %1, q;\n}"
-            : "=r"(d)
-            : "r"(a), "r"(b));
-    return d;
-}
-
 }  // namespace fp4linear::cuda::device

@@ -67,15 +67,10 @@ class Tensors(ABC):
         return to_float32(self.array(name), info.dtype)
 
 
-class FileTensors(Tensors):
-    """One safetensors file."""
+class _OneFile(Tensors):
+    """The tensors of a file that is open."""
 
-    def __init__(self, path: Path) -> None:
-        super().__init__()
-        self.source = str(path)
-        self._file = SafetensorsFile(path)
-        self._producer = header_producer(self._file.metadata) or sidecar_producer(path.parent)
-        self._config = sidecar_config(path.parent)
+    _file: SafetensorsFile | GGUFFile
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._file.tensors)
@@ -88,6 +83,19 @@ class FileTensors(Tensors):
 
     def array(self, name: str) -> Array:
         return self._file.array(name)
+
+
+class FileTensors(_OneFile):
+    """One safetensors file."""
+
+    _file: SafetensorsFile
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.source = str(path)
+        self._file = SafetensorsFile(path)
+        self._producer = header_producer(self._file.metadata) or sidecar_producer(path.parent)
+        self._config = sidecar_config(path.parent)
 
     def metadata(self, name: str) -> Mapping[str, str]:
         return self._file.metadata
@@ -99,25 +107,13 @@ class FileTensors(Tensors):
         return self._config
 
 
-class GGUFTensors(Tensors):
+class GGUFTensors(_OneFile):
     """One GGUF file. Types that safetensors lacks are named GGUF_…; their arrays are the bytes of their blocks."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
         self.source = str(path)
         self._file = GGUFFile(path)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._file.tensors)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._file.tensors
-
-    def info(self, name: str) -> TensorInfo:
-        return self._file.tensors[name]
-
-    def array(self, name: str) -> Array:
-        return self._file.array(name)
 
     def producer(self, name: str) -> str | None:
         return "gguf"
