@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import re
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -199,6 +200,20 @@ def run(rank: int, world: int, device: str, store: str) -> None:
         Rank(rank, world, device, torch.bfloat16 if device == "cuda" else torch.float32).everything()
     finally:
         dist.destroy_process_group()
+    if device == "cpu":
+        leave()
+
+
+def leave() -> None:
+    """Ends a rank that has succeeded without the interpreter's finalisation.
+
+    torch's meshes keep the gloo group, and so its threads, past destroy_process_group(). One of them may be letting
+    the last collective's tensors go, which takes the GIL: Python before 3.14 ends a thread that wants it during
+    finalisation by unwinding through gloo's noexcept frames, and the process aborts.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
 
 
 def spawn(world: int, device: str) -> None:
