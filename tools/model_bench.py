@@ -1,10 +1,12 @@
 """Decode and prefill of a decoder with random weights: bf16, and the same model after fp4linear.torch.quantize_model.
 
-    python tools/model_bench.py [--layers 36] [--batch 1,8] [--prompt 2048] [--tokens 64]
+    python tools/model_bench.py [--layers 36] [--batch 1,8] [--prompt 2048] [--context 256] [--tokens 64] [--eager]
 
 The model has the shapes of Qwen3-8B and comes from transformers; its weights are random, for speed does not depend on
-them. A decode step is one CUDA graph with a static cache; figures are medians of replays. Memory is the peak of torch's
-allocator after the model was made, with the fp4linear weights (which lie outside of it) added.
+them. A decode step is one CUDA graph with a static cache; figures are medians of replays. What lies between the linear
+layers (norms, rotary embedding, cache, activation) is compiled by torch.compile, a layer at a time and for both models
+alike: as single kernels of eager mode it takes longer than all NVFP4 weights do. --eager leaves it so. Memory is
+the peak of torch's allocator after the model was made, with the fp4linear weights (which lie outside of it) added.
 """
 
 from __future__ import annotations
@@ -38,6 +40,58 @@ def build(layers: int, device: str, small: bool) -> Any:
         model = transformers.Qwen3ForCausalLM(config)
     torch.set_default_dtype(torch.float32)
     return model.eval().requires_grad_(False)
+
+
+class LayerCache:
+    """One layer's keys and values, in the place of a cache of all layers."""
+
+    def __init__(self, keys: Any, values: Any, length: Any) -> None:
+        self.keys, self.values, self.length = keys, values, length
+
+    def update(self, keys: Any, values: Any, *_: Any, **__: Any) -> tuple[Any, Any]:
+        where = torch.arange(keys.shape[2], device=keys.device) + self.length
+        self.keys.index_copy_(2, where, keys)
+        self.values.index_copy_(2, where, values)
+        self.length.add_(keys.shape[2])
+        return self.keys, self.values
+
+
+def compile_layers(model: Any) -> None:
+    """torch.compile of a decoder layer, once for all of them: a model as a whole takes minutes for each shape of x.
+
+    A layer reads its number to find its part of the cache, and torch.compile makes a graph for each number, so the
+    layers get their part alone, and no number.
+    """
+    from transformers.models.qwen3 import modeling_qwen3 as qwen3
+
+    torch._dynamo.config.recompile_limit = 64
+    torch._dynamo.config.fail_on_recompile_limit_hit = True  # it would go on in eager mode otherwise
+    plain = qwen3.Qwen3DecoderLayer.forward
+
+    @torch.compile(dynamic=False, fullgraph=True)
+    def run(layer: Any, x: Any, mask: Any, cos: Any, sin: Any, part: tuple[Any, ...] | None) -> Any:
+        cache = LayerCache(*part) if part is not None else None
+        return plain(layer, x, attention_mask=mask, past_key_values=cache, position_embeddings=(cos, sin))
+
+    def forward(
+        self: Any, x: Any, attention_mask: Any = None, past_key_values: Any = None, position_embeddings: Any = None,
+        **_: Any,
+    ) -> Any:  # fmt: skip
+        part = None
+        if past_key_values is not None:
+            kept = past_key_values.layers[numbers[self]]
+            if not kept.is_initialized:
+                heads = model.config.num_key_value_heads, 0, model.config.head_dim
+                kept.lazy_initialization(*[x.new_empty((x.shape[0], *heads))] * 2)
+            part = kept.keys, kept.values, kept.cumulative_length
+        return run(self, x, attention_mask, *position_embeddings, part)
+
+    numbers = {layer: i for i, layer in enumerate(model.model.layers)}
+    for layer in model.model.layers:
+        layer.self_attn.layer_idx = 0
+    qwen3.Qwen3DecoderLayer.forward = forward
+    for kind in (qwen3.Qwen3RMSNorm, qwen3.Qwen3RotaryEmbedding):  # those outside of the layers
+        kind.forward = torch.compile(kind.forward, dynamic=False, fullgraph=True)
 
 
 def prefill(model: Any, tokens: Any, cache: Any = None) -> Any:
@@ -101,7 +155,7 @@ def measure(model: Any, name: str, options: argparse.Namespace, weights_outside:
         torch.cuda.reset_peak_memory_stats()
     result: dict[str, Any] = {"model": name}
     for batch in options.batches:
-        decoder = Decoder(model, batch, options.prompt, options.tokens + 8)
+        decoder = Decoder(model, batch, options.context, options.tokens + 8)
         step = timed(decoder.run, options.tokens, device)
         result[f"decode batch {batch}: ms a step"] = 1e3 * step
         result[f"decode batch {batch}: tokens/s"] = batch / step
@@ -120,14 +174,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--layers", type=int, default=36)
     parser.add_argument("--batch", default="1,8")
-    parser.add_argument("--prompt", type=int, default=2048)
+    parser.add_argument("--prompt", type=int, default=2048, help="tokens of the prefill")
+    parser.add_argument("--context", type=int, default=256, help="tokens before the first decode step")
     parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--eager", action="store_true", help="compile nothing")
     parser.add_argument("--small", action="store_true", help="a model of toy size, to try the script")
     options = parser.parse_args()
     options.device = "cuda" if torch.cuda.is_available() else "cpu"
     options.batches = [int(batch) for batch in options.batch.split(",")]
     torch.manual_seed(0)
     model = build(options.layers, options.device, options.small)
+    if not options.eager:
+        compile_layers(model)
     dense = measure(model, "bf16", options, 0)
     print(json.dumps(dense), flush=True)
     fp4linear.torch.quantize_model(model, exclude=(), progress=False)
