@@ -165,6 +165,17 @@ void Linear::dequantize(float* w) const {
     fp4linear::dequantize(n_, k_, block_size_, b.data(), scales.data(), scale2_, w);
 }
 
+void Linear::dequantize_rows(std::int64_t first, std::int64_t count, DType dtype, void* out, float* scale2,
+                             void* stream) const {
+    if (!cuda_weight_) throw std::invalid_argument("dequantize_rows: the layer is on the CPU");
+    if (first < 0 || count < 0 || first > n_ - count)
+        throw std::invalid_argument("dequantize_rows: rows " + std::to_string(first) + " to " +
+                                    std::to_string(first + count) + " of a layer that has " + std::to_string(n_));
+    if (scale2 != nullptr && scale2_.size() == 1)
+        throw std::invalid_argument("dequantize_rows: the layer has one scale2 for all rows");
+    if (count > 0 && k_ > 0) cuda::dequantize_rows(*cuda_weight_, first, count, dtype, out, scale2, stream);
+}
+
 PathId Linear::path_for(std::int64_t m, DType dtype) const {
     if (m > cached_rows) return choose_path(query(m, dtype), device_spec(dtype), options_);
     std::atomic<std::uint8_t>& cached = cached_paths_[static_cast<std::size_t>(dtype)][static_cast<std::size_t>(m)];

@@ -51,6 +51,10 @@ class Linear {
     // b [n, k/2] and scales [n, ceil(k/block_size)] as they were given, bit for bit.
     void canonical(std::uint8_t* b, std::uint8_t* scales) const;
     void dequantize(float* w) const;  // [n, k]
+    // Of a layer on a GPU, enqueued on the stream: cuda::dequantize_rows(). std::invalid_argument where it is on the
+    // CPU or has not these rows, or scale2 is given and the layer has one for all rows.
+    void dequantize_rows(std::int64_t first, std::int64_t count, DType dtype, void* out, float* scale2,
+                         void* stream) const;
 
     // problem.n, k and block_size are this layer's, x and y on its device. Returns the path that ran, or nothing where
     // none had to. On a GPU, which must be current, the work is enqueued on the stream (a cudaStream_t).

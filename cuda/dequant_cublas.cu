@@ -8,11 +8,10 @@
 #include <cmath>
 #include <type_traits>
 
-#include "cuda/backend.h"
 #include "cuda/check.h"
 #include "cuda/cublaslt.h"
 #include "cuda/dequant_cublas.h"
-#include "cuda/kernels.h"
+#include "cuda/dequantize_rows.h"
 #include "cuda/workspace.h"
 
 namespace fp4linear::cuda {
@@ -58,21 +57,6 @@ void launch_scale_and_round(const float* sums, std::int64_t m, std::int64_t n, f
     scale_and_round<T><<<grid, epilogue_threads, 0, stream>>>(sums, m, n, scale2, scale2_rows, bias, static_cast<T*>(y),
                                                               y_row_stride);
     FP4LINEAR_CUDA_CHECK(cudaGetLastError());
-}
-
-void dequantize_rows(const DeviceWeight& w, std::int64_t first, std::int64_t count, DType dtype, void* out,
-                     cudaStream_t stream) {
-    if (w.form == WeightForm::prepacked) {
-        FP4LINEAR_CUDA_CHECK(dequantize_prepacked(w.prepacked(), w.k, first, first + count, dtype, out, stream));
-        return;
-    }
-    DequantizeArguments rows;
-    rows.n = count;
-    rows.k = w.k;
-    rows.block_size = w.block_size;
-    rows.b = w.b() + first * (w.k / 2);
-    rows.scales = w.scales() + first * blocks_per_row(w.k, w.block_size);
-    dequantize(rows, dtype, out, stream);
 }
 
 }  // namespace

@@ -42,6 +42,10 @@ void run(PathId /*path*/, const Weight& /*weight*/, const Problem& /*problem*/, 
          void* /*stream*/) {
     throw std::runtime_error(no_cuda);
 }
+void dequantize_rows(const Weight& /*weight*/, std::int64_t /*first*/, std::int64_t /*count*/, DType /*dtype*/,
+                     void* /*out*/, float* /*scale2*/, void* /*stream*/) {
+    throw std::runtime_error(no_cuda);
+}
 void fill_with_bias(const Weight& /*weight*/, const Problem& /*problem*/, void* /*stream*/) {
     throw std::runtime_error(no_cuda);
 }

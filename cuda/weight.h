@@ -48,6 +48,11 @@ struct CallOptions {
 // synchronisation; may be captured.
 void run(PathId path, const Weight& weight, const Problem& problem, const CallOptions& options, void* stream);
 
+// out [count, k] float16 or bfloat16: e2m1 * e4m3 of rows [first, first + count), exact. scale2 [count], or null: the
+// global scales of these rows, where the weight has one a row. Asynchronous, may be captured.
+void dequantize_rows(const Weight& weight, std::int64_t first, std::int64_t count, DType dtype, void* out,
+                     float* scale2, void* stream);
+
 // y for K = 0: every row is the bias, or zeros.
 void fill_with_bias(const Weight& weight, const Problem& problem, void* stream);
 

@@ -95,6 +95,12 @@ def test_canonical_and_dequantize(case: LayerCase, backend: Backend) -> None:
     assert (layer.out_features, layer.in_features, layer.block_size) == (*want.shape, case.block_size)
 
 
+def test_rows_for_a_gradient_are_of_layers_on_a_gpu() -> None:
+    layer = fp4linear.Fp4Linear(*reference.make(4, 32, 1), 1.0, device="cpu")
+    with pytest.raises(ValueError, match="on the CPU"):
+        fp4linear._core.dequantize_rows(layer, 0, np.zeros((4, 32), np.float16))
+
+
 @each_backend
 @pytest.mark.parametrize("dtype", sorted(DTYPES))
 @given(n=out_features, k=in_features, m=st.sampled_from([1, 2, 3, 8, 9, 17, 40]), block_size=block_sizes, seed=seeds)

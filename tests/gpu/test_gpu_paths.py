@@ -402,6 +402,46 @@ def test_canonical_of_shapes_that_are_not_prepacked(k: int, block_size: int) -> 
     np.testing.assert_array_equal(layer.dequantize(), want)
 
 
+@each_dtype
+@pytest.mark.parametrize(("path", "n", "k", "block_size"), [
+    ("auto", 130, 512, 16), ("gemv_scalar", 130, 512, 16), ("auto", 19, 48, 16), ("auto", 19, 232, 5),
+])  # fmt: skip
+def test_dequantized_rows(path: str, n: int, k: int, block_size: int, dtype: str) -> None:
+    random = np.random.default_rng(n)
+    b = random.integers(0, 256, (n, k // 2), dtype=np.uint8)
+    scales = random.choice(FINITE_BYTES, (n, -(-k // block_size)))
+    factors = random.standard_normal(n).astype(np.float32)
+    layer = make_layer(LayerCase(b, scales, factors, block_size=block_size), path)
+    single = make_layer(LayerCase(b, scales, 0.3, block_size=block_size), path)
+    want = reference.dequantize(b, scales, 1.0, block_size)
+    for first, count in [(0, n), (0, 1), (7, 11), (n - 1, 1), (n, 0), (3, 16 if n > 19 else 5)]:
+        for held, given_factors in ((layer, True), (layer, False), (single, False)):
+            out = poisoned((count, k), TORCH_DTYPES[dtype])
+            scale2 = poisoned((count,), torch.float32) if given_factors else None
+            fp4linear._core.dequantize_rows(held, first, out, scale2)
+            np.testing.assert_array_equal(to_host(out).astype(np.float64), want[first : first + count])
+            if scale2 is not None:
+                assert_same_bits(to_host(scale2), factors[first : first + count])
+
+
+def test_dequantized_rows_are_refused_where_they_do_not_fit() -> None:
+    layer = make_layer(random_case(32, 64))
+    out = poisoned((4, 64), torch.bfloat16)
+    core = fp4linear._core
+    for first in (-1, 29, 1 << 40):
+        with pytest.raises(ValueError, match="rows"):
+            core.dequantize_rows(layer, first, out)
+    with pytest.raises(ValueError, match="one scale2"):
+        core.dequantize_rows(layer, 0, out, poisoned((4,), torch.float32))
+    with pytest.raises(ValueError, match=r"out: expected shape.*K = 64"):
+        core.dequantize_rows(layer, 0, poisoned((4, 63), torch.bfloat16))
+    with pytest.raises(ValueError, match="C-contiguous"):
+        core.dequantize_rows(layer, 0, poisoned((4, 128), torch.bfloat16)[:, ::2])
+    with pytest.raises(TypeError, match="float32"):
+        core.dequantize_rows(layer, 0, poisoned((4, 64), torch.float32))
+    assert torch.isnan(out).all()
+
+
 @pytest.mark.parametrize("path", ["auto", *PATHS])
 def test_a_layer_holds_one_form_of_its_weight(path: str) -> None:
     n, k = 1024, 2048

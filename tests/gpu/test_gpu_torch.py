@@ -237,12 +237,18 @@ def test_gradients_under_reduce_overhead() -> None:
         torch.testing.assert_close(gradient, leaf.grad, rtol=2e-2, atol=1e-3)
 
 
-def test_a_first_gradient_can_not_be_captured() -> None:
-    module, x, grad = module_of(), some_x().requires_grad_(), some_x(m=8, k=N)
-    with pytest.raises(RuntimeError, match="run one backward pass before"), torch.cuda.graph(torch.cuda.CUDAGraph()):
-        torch.autograd.grad(module(x), x, grad)
-    torch.cuda.synchronize()
-    assert torch.autograd.grad(module(x), x, grad)[0].isfinite().all()
+@pytest.mark.parametrize("case", GRADIENT_CASES.values(), ids=GRADIENT_CASES)
+def test_a_first_gradient_is_captured(case: LayerCase) -> None:
+    module, x = module_of(case), some_x(k=case.in_features).requires_grad_()
+    grad = some_x(m=8, k=case.out_features)
+    torch.mm(grad, grad.new_ones((case.out_features, 1)), out_dtype=torch.float32)  # cuBLAS has its workspace
+    module(x.detach())
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        (got,) = torch.autograd.grad(module(x), x, grad)
+    got.fill_(float("nan"))
+    graph.replay()
+    gradient_is_right(got.cpu(), grad.cpu(), case)
 
 
 @each_m
@@ -265,7 +271,7 @@ def test_a_captured_gradient() -> None:
     module, x, grad = module_of(), some_x().requires_grad_(), some_x(m=8, k=N)
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):  # the first backward pass brings the canonical weight to the GPU
+    with torch.cuda.stream(side):
         (want,) = torch.autograd.grad(module(x), x, grad)
     torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()

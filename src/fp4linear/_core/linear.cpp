@@ -502,6 +502,35 @@ nb::object dequantize_layer(const Layer& layer) {
     return w;
 }
 
+// What fp4linear.torch's gradient multiplies by: see the docstring.
+void dequantize_rows(const Layer& layer, std::int64_t first, nb::handle out_object, nb::handle scale2_object) {
+    const Linear& linear = *layer.linear;
+    const Place place = place_of_layer(linear);
+    if (!place.cuda) value_error("dequantize_rows: the layer is on the CPU");
+    const cuda::CurrentDevice current(place.index);
+    const std::optional<void*> stream = current_stream(out_object, place);
+    if (!stream) type_error("out: expected a torch or CuPy array");
+    const Array out = import_array(out_object, "out", Gradient::refuse, place, *stream);
+    if (out.ndim != 2 || out.shape[1] != linear.in_features())
+        value_error("out: expected shape [rows, K] with K = " + std::to_string(linear.in_features()) + ", got " +
+                    out.shape_text());
+    if (out.read_only || !out.is_contiguous()) value_error("out: expected a C-contiguous array that may be written");
+    const DType dtype = activation_dtype(out);
+    if (dtype == DType::float32) type_error("out: expected float16 or bfloat16, got float32");
+    Array scale2;
+    if (!scale2_object.is_none()) {
+        scale2 = import_array(scale2_object, "scale2", Gradient::refuse, place, *stream);
+        if (scale2.element != Element::float32 || scale2.ndim != 1 || scale2.shape[0] != out.shape[0] ||
+            !scale2.is_contiguous() || scale2.read_only)
+            value_error("scale2: expected a contiguous float32 array of the rows of out, got " + scale2.dtype + " " +
+                        scale2.shape_text());
+    }
+    auto* const values = const_cast<std::uint8_t*>(out.data);
+    auto* const factors = reinterpret_cast<float*>(const_cast<std::uint8_t*>(scale2.data));
+    nb::gil_scoped_release unlocked;
+    linear.dequantize_rows(first, out.shape[0], dtype, values, factors, *stream);
+}
+
 // Arguments that make an equal layer of the same class.
 nb::tuple reduce(nb::handle self) {
     const Layer& layer = *nb::inst_ptr<Layer>(self);
@@ -717,6 +746,13 @@ void bind_linear(nb::module_& m) {
           nb::sig("def dequantize(b: typing.Any, scales: typing.Any, scale2: typing.Any, block_size: int) -> "
                   "numpy.typing.NDArray[numpy.float32]"),
           "float32 [N, K] of canonical arrays.");
+    m.def("dequantize_rows", dequantize_rows, nb::arg("layer"), nb::arg("first"), nb::arg("out"),
+          nb::arg("scale2").none() = nb::none(),
+          nb::sig("def dequantize_rows(layer: Fp4Linear, first: int, out: typing.Any, scale2: typing.Any = None) -> "
+                  "None"),
+          "Writes e2m1 * e4m3 of rows [first, first + R) of a layer on a GPU to out [R, K], a torch or CuPy array of "
+          "float16 or bfloat16 there (exact: the global scale is left out), and where the layer has a global scale a "
+          "row, theirs to scale2 (float32 [R]). On the library's current stream; may be captured.");
 }
 
 }  // namespace fp4linear::python

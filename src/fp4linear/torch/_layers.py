@@ -31,11 +31,10 @@ _NO_BIAS, _UNKNOWN = -1, -2  # in place of the address of a bias
 class Holder:
     """A layer of the core, or None before a weight is there, with the bias that it was made with."""
 
-    __slots__ = ("__weakref__", "_bias", "_lock", "_made", "gradient", "key", "layer")
+    __slots__ = ("__weakref__", "_bias", "_lock", "_made", "key", "layer")
 
     def __init__(self, layer: Fp4Linear | None) -> None:
         self.layer = layer
-        self.gradient: Any = None  # what the gradient keeps on a GPU; see _gradient.py
         self.key: Tensor | None = None  # an alias of the key: its address stays ours while the holder lives
         self._bias: Tensor | None = None
         # Layer, address and version of the bias: replaced as one, since other threads call meanwhile.
