@@ -17,6 +17,7 @@
 
 #include "cuda/device/fp4.cuh"
 #include "cuda/device/gemm_mma.cuh"
+#include "cuda/device/gemm_stream.cuh"
 #include "cuda/device/ptx.cuh"
 #include "cuda/gemm.h"
 #include "cuda/gemm_mma.h"
@@ -27,68 +28,21 @@ namespace fp4linear::cuda {
 namespace {
 
 using namespace device;
-using prepacked::unit_bytes;
-using prepacked::unit_code_bytes;
-using prepacked::unit_rows;
+using namespace device::gemm_stream;
 
-constexpr int warps = 16;
-constexpr int chunk_units = 4;  // of one refill of a ring
-constexpr int chunk_bytes = chunk_units * unit_bytes;
-constexpr int scale_bytes = chunk_units * 128;  // decoded scales of a chunk
-constexpr int fragment_bytes = 512;             // 16 rows x 8 tokens in fp32, as the mma gives them
-constexpr int cp_async_stages = 2;              // before SM90: cp.async.wait_group takes a constant
+constexpr int cp_async_stages = 2;  // before SM90: cp.async.wait_group takes a constant
 
 struct StreamParameters {
     GemmOutput out;
     int m;
-    int k_units;
-    int cluster_shift;               // 2^cluster_shift blocks
-    int block_units, extra_units;    // K of a block / 64, and how many of a cluster's blocks have one more
-    int cluster_tiles, extra_tiles;  // row tiles of a cluster, and how many clusters have one more
-    std::uint32_t reciprocals[2];    // of block_units, and of one more, times 2^32 (0: of 1)
-    int stages;
-    int early_stages;  // requested before x
-    int x_pitch;       // bytes of a row of x in shared memory: 16 more than a multiple of 128
+    Parts parts;
+    int x_pitch;  // bytes of a row of x in shared memory: 16 more than a multiple of 128
     int x_offset;
     int scales_offset;
     int slots_offset;
     int flags_offset;
     int table_offset;
     int barriers_offset;
-};
-
-// A warp's part of the block's list of units, through its ring.
-struct WeightRing {
-    const std::uint8_t* source;  // of the next chunk
-    std::int64_t next_tile;      // bytes from the end of this block's part of a row tile to that of the next
-    int k_units;                 // of the block
-    int left;                    // units to request
-    int until_tile_end;
-
-    __device__ __forceinline__ void request(std::uint32_t destination, std::uint32_t barrier, int lane) {
-        if (left > 0) {
-            const int count = min(min(chunk_units, until_tile_end), left);
-            const int bytes = count * unit_bytes;
-#if __CUDA_ARCH__ >= 900
-            if (lane == 0) {
-                mbarrier_expect_bytes(barrier, bytes);
-                bulk_copy_once(destination, source, bytes, barrier);
-            }
-#else
-            for (int i = lane * 16; i < bytes; i += 512) async_copy_16(destination + i, source + i);
-#endif
-            source += bytes;
-            left -= count;
-            until_tile_end -= count;
-            if (until_tile_end == 0) {
-                until_tile_end = k_units;
-                source += next_tile;
-            }
-        }
-#if __CUDA_ARCH__ < 900
-        async_copy_commit();
-#endif
-    }
 };
 
 // One unit. x_two_tiles: a lane's ldmatrix address of two token tiles' operands of a slice; x_two_slices: of the last
@@ -134,60 +88,43 @@ __global__ void __launch_bounds__(warps * 32, 1) stream_kernel(const __grid_cons
 #if __CUDA_ARCH__ >= 900
     if constexpr (Clustered) {
         rank = static_cast<int>(cluster_rank());
-        ranks = 1 << p.cluster_shift;
+        ranks = 1 << p.parts.cluster_shift;
     }
 #endif
     launch_dependents();
-    const int cluster = static_cast<int>(blockIdx.x) >> (Clustered ? p.cluster_shift : 0);
-    const int first_tile = part_begin(cluster, p.cluster_tiles, p.extra_tiles);
-    const int tiles = part_begin(cluster + 1, p.cluster_tiles, p.extra_tiles) - first_tile;
-    const int first_k_unit = part_begin(rank, p.block_units, p.extra_units);
-    const int k_units = part_begin(rank + 1, p.block_units, p.extra_units) - first_k_unit;
+    const Block block(p.parts, static_cast<int>(blockIdx.x) >> (Clustered ? p.parts.cluster_shift : 0), rank);
+    const int first_tile = block.first_tile;
+    const int tiles = block.tiles;
+    const int k_units = block.k_units;
     const int length = tiles * k_units;
     const int begin = length * warp / warps;
     const int end = length * (warp + 1) / warps;
-    // The host has made sure that the reciprocal is exact enough.
-    const std::uint32_t reciprocal = p.reciprocals[k_units > p.block_units ? 1 : 0];
-    const int first_of_warp =
-        reciprocal == 0 ? begin : static_cast<int>(__umulhi(static_cast<std::uint32_t>(begin), reciprocal));
+    const int first_of_warp = block.over_k_units(begin);
     int k = begin - first_of_warp * k_units;
-    const std::int64_t tile_bytes = static_cast<std::int64_t>(p.k_units) * unit_bytes;
-    const int ring_bytes = p.stages * chunk_bytes;
+    const std::int64_t tile_bytes = static_cast<std::int64_t>(p.parts.k_units) * unit_bytes;
+    const int ring_bytes = p.parts.stages * chunk_bytes;
     const std::uint32_t ring_address = base + warp * ring_bytes;
-    const std::uint32_t stage_barriers = base + p.barriers_offset + warp * p.stages * 8;
-    [[maybe_unused]] const std::uint32_t inbox_barrier = base + p.barriers_offset + warps * p.stages * 8;
+    const std::uint32_t stage_barriers = base + p.barriers_offset + warp * p.parts.stages * 8;
+    [[maybe_unused]] const std::uint32_t inbox_barrier = base + p.barriers_offset + warps * p.parts.stages * 8;
     WeightRing ring{p.out.source.weight + (static_cast<std::int64_t>(first_tile) + first_of_warp) * tile_bytes +
-                        static_cast<std::int64_t>(first_k_unit + k) * unit_bytes,
+                        static_cast<std::int64_t>(block.first_k_unit + k) * unit_bytes,
                     tile_bytes - static_cast<std::int64_t>(k_units) * unit_bytes, k_units, end - begin, k_units - k};
 #if __CUDA_ARCH__ >= 900
-    if (lane == 0) {
-#pragma unroll 1
-        for (int s = 0; s < p.stages; ++s) mbarrier_init(stage_barriers + s * 8, 1);
-        fence_mbarrier_init();
-    }
+    init_ring_barriers(stage_barriers, p.parts.stages, lane);
 #endif
     __syncwarp();
     // The weight is the layer's own and finished long ago: its reads need not wait for the previous kernel.
 #pragma unroll 1
-    for (int s = 0; s < p.early_stages; ++s) ring.request(ring_address + s * chunk_bytes, stage_barriers + s * 8, lane);
+    for (int s = 0; s < p.parts.early_stages; ++s)
+        ring.request(ring_address + s * chunk_bytes, stage_barriers + s * 8, lane);
     wait_for_previous_grid();
 
-    // Rows past M are left as they are: they are columns of B, and so of y, of their own.
-    {
-        const int ways = p.m * 2 <= warps ? 2 : 1;  // warps a token
-        const std::uint16_t* const x = p.out.source.x + static_cast<std::int64_t>(first_k_unit) * prepacked::unit_k;
+    copy_x(p.out.source, p.m, block, warp, lane, [&](int token) {
+        const std::uint32_t to = base + p.x_offset + token * p.x_pitch;
+        return [=](int i) { return to + i * 16; };
+    });
 #pragma unroll 1
-        for (int token = warp / ways; token < p.m; token += warps / ways) {
-            const std::uint16_t* const row = x + token * p.out.source.x_row_stride;
-            const std::uint32_t to = base + p.x_offset + token * p.x_pitch;
-#pragma unroll 4
-            for (int i = warp % ways * 32 + lane; i < k_units * 8; i += 32 * ways)
-                async_copy_16(to + i * 16, row + i * 8);
-        }
-        async_copy_commit();
-    }
-#pragma unroll 1
-    for (int s = p.early_stages; s < p.stages; ++s)
+    for (int s = p.parts.early_stages; s < p.parts.stages; ++s)
         ring.request(ring_address + s * chunk_bytes, stage_barriers + s * 8, lane);
 
     // While x is on its way: which warps have a share of a tile, first to last (bit 7: whose share is in a slot).
@@ -207,7 +144,7 @@ __global__ void __launch_bounds__(warps * 32, 1) stream_kernel(const __grid_cons
     if constexpr (!Clustered)
         for (int i = threadIdx.x; i < tiles; i += warps * 32) flags[i] = 0;
 #if __CUDA_ARCH__ >= 900
-    const int owned = (tiles - rank + ranks - 1) >> (Clustered ? p.cluster_shift : 0);  // tiles: every ranks-th
+    const int owned = (tiles - rank + ranks - 1) >> (Clustered ? p.parts.cluster_shift : 0);  // tiles: every ranks-th
     if (Clustered && warp == warps - 1 && lane == 0) {
         mbarrier_init(inbox_barrier, 1);
         fence_mbarrier_init();
@@ -346,11 +283,8 @@ __global__ void __launch_bounds__(warps * 32, 1) stream_kernel(const __grid_cons
     };
 #if __CUDA_ARCH__ >= 900
     if constexpr (Clustered) {
-        // A tile's place at its owner: one for every block but the owner.
         const auto inbox = [&](int t, int from) {
-            const int owner = t & (ranks - 1);
-            return p.x_offset + ((t >> p.cluster_shift) * (ranks - 1) + from - (from > owner ? 1 : 0)) * sum_bytes +
-                   lane * 16;
+            return p.x_offset + inbox_slot(t, from, ranks, p.parts.cluster_shift) * sum_bytes + lane * 16;
         };
         // A warp sends all fragments of a tile: the addresses are most of the work.
 #pragma unroll 1
@@ -371,7 +305,7 @@ __global__ void __launch_bounds__(warps * 32, 1) stream_kernel(const __grid_cons
         bool arrived = false;
 #pragma unroll 1
         for (int item = warp; item < owned * TokenTiles; item += warps) {
-            const int t = (item / TokenTiles << p.cluster_shift) + rank;
+            const int t = (item / TokenTiles << p.parts.cluster_shift) + rank;
             const int i = item % TokenTiles;
             float own[4] = {};
             add_up(t, i, first_warp[t], last_warp[t], own);
@@ -404,52 +338,30 @@ __global__ void __launch_bounds__(warps * 32, 1) stream_kernel(const __grid_cons
         if (__any_sync(0xFFFFFFFFu, marked))  // by what the warp has stored in the loop
             for (int t = first_of_warp; t < tiles && t * k_units < end; ++t) {
                 if (first_warp[t] != warp || (last_warp[t] & 0x7F) != warp) continue;
-                unsigned long long tokens = flags[t];
-                while (tokens != 0) {
-                    const int token = __ffsll(static_cast<long long>(tokens)) - 1;
-                    tokens &= tokens - 1;
-                    std::uint16_t* const out =
-                        p.out.y + token * p.out.source.n + static_cast<std::int64_t>(first_tile + t) * unit_rows;
-                    repair_tile<T>(p.out.source, first_tile + t, token, out, out + 8);
-                }
+                repair_marked<T>(p.out, flags[t], first_tile + t);
             }
     }
 #endif
 }
 
 template <class T, int TokenTiles, bool Clustered>
-cudaError_t launch(StreamParameters p, int tiles, const GemmMmaTuning& t, const GemmArguments& a) {
+cudaError_t configure(StreamParameters p, std::int64_t tiles, const GemmMmaTuning& t, const GemmArguments& a) {
     constexpr auto kernel = stream_kernel<T, TokenTiles, Clustered>;
     constexpr int sum_bytes = TokenTiles * fragment_bytes;
     const int ranks = Clustered ? t.cluster : 1;
     if (Clustered && (a.kernel_arch < 90 || ranks < 2)) return cudaErrorInvalidConfiguration;
     if (const cudaError_t e = allow_shared_memory<kernel>(a.max_shared_memory)) return e;
-    int clusters = a.sm_count / ranks;
-    if constexpr (Clustered) {
-        int most = 0;
-        if (const cudaError_t e = most_clusters<kernel>(ranks, warps * 32, a, &most)) return e;
-        clusters = std::min(clusters, most);
-    }
-    clusters = std::min(clusters, tiles);
-    if (clusters < 1) return cudaErrorInvalidConfiguration;
-    p.cluster_shift = ranks == 8 ? 3 : ranks == 4 ? 2 : ranks == 2 ? 1 : 0;
-    if (ranks != 1 << p.cluster_shift || p.k_units < ranks) return cudaErrorInvalidConfiguration;
-    p.block_units = p.k_units / ranks;
-    p.extra_units = p.k_units % ranks;
-    p.cluster_tiles = tiles / clusters;
-    p.extra_tiles = tiles % clusters;
-    p.stages = a.kernel_arch >= 90 ? t.stages : cp_async_stages;
-    p.early_stages = a.kernel_arch >= 90 ? std::min(t.early_stages, p.stages) : 0;
+    std::int64_t clusters = 0;
+    if (const cudaError_t e = count_clusters<kernel, Clustered>(ranks, tiles, a, &clusters)) return e;
+    if (!deal_out(p.parts, tiles, clusters, ranks)) return cudaErrorInvalidConfiguration;
+    p.parts.stages = a.kernel_arch >= 90 ? t.stages : cp_async_stages;
+    p.parts.early_stages = a.kernel_arch >= 90 ? std::min(t.early_stages, p.parts.stages) : 0;
 
-    const int ring = p.stages * chunk_bytes;
-    const int units = p.block_units + (p.extra_units > 0 ? 1 : 0);
-    const std::int64_t block_tiles = p.cluster_tiles + (p.extra_tiles > 0 ? 1 : 0);
+    const int ring = p.parts.stages * chunk_bytes;
+    const int units = p.parts.most_units();
+    const std::int64_t block_tiles = p.parts.most_tiles();
     if (ring < sum_bytes * (Clustered ? 1 : 2)) return cudaErrorInvalidConfiguration;
     if (block_tiles * units * std::max(warps, units) > INT32_MAX) return cudaErrorInvalidConfiguration;
-    for (int i = 0; i < 2; ++i) {
-        const std::uint64_t divisor = static_cast<std::uint64_t>(p.block_units) + i;
-        p.reciprocals[i] = static_cast<std::uint32_t>(((std::uint64_t{1} << 32) + divisor - 1) / divisor);
-    }
     p.x_pitch = units * prepacked::unit_k * 2 + 16;
     std::int64_t bytes = warps * ring;
     p.x_offset = static_cast<int>(bytes);
@@ -462,25 +374,22 @@ cudaError_t launch(StreamParameters p, int tiles, const GemmMmaTuning& t, const 
     p.flags_offset = static_cast<int>(bytes);
     if (!Clustered) bytes += block_tiles * 8;
     p.barriers_offset = static_cast<int>(bytes);
-    bytes += (warps * p.stages + 1) * 8;
+    bytes += (warps * p.parts.stages + 1) * 8;
     p.table_offset = static_cast<int>(bytes);
     bytes += block_tiles * 2;
-    if (bytes > a.max_shared_memory) return cudaErrorInvalidConfiguration;
-    Launch launch(dim3(static_cast<unsigned>(clusters * ranks)), dim3(warps * 32), static_cast<std::size_t>(bytes),
-                  a.stream);
-    if (a.programmatic_launch && a.kernel_arch >= 90) launch.overlap_previous();
-    if (Clustered) launch.cluster(ranks);
-    return launch.run(kernel, p);
+    return launch<kernel, Clustered>(clusters, ranks, bytes, a, p);
 }
 
 template <class T, int TokenTiles>
-cudaError_t launch_clustered(const StreamParameters& p, int tiles, const GemmMmaTuning& t, const GemmArguments& a) {
+cudaError_t launch_clustered(const StreamParameters& p, std::int64_t tiles, const GemmMmaTuning& t,
+                             const GemmArguments& a) {
     if (t.cluster > 8) return cudaErrorInvalidConfiguration;
-    return t.cluster > 1 ? launch<T, TokenTiles, true>(p, tiles, t, a) : launch<T, TokenTiles, false>(p, tiles, t, a);
+    return t.cluster > 1 ? configure<T, TokenTiles, true>(p, tiles, t, a)
+                         : configure<T, TokenTiles, false>(p, tiles, t, a);
 }
 
 template <class T>
-cudaError_t launch_type(const StreamParameters& p, int tiles, const GemmMmaTuning& t, const GemmArguments& a) {
+cudaError_t launch_type(const StreamParameters& p, std::int64_t tiles, const GemmMmaTuning& t, const GemmArguments& a) {
     switch (t.token_tiles) {
         case 1: return launch_clustered<T, 1>(p, tiles, t, a);
         case 2: return launch_clustered<T, 2>(p, tiles, t, a);
@@ -496,11 +405,9 @@ cudaError_t gemm_mma_stream(const GemmArguments& a, const GemmMmaTuning& t) {
     StreamParameters p{};
     p.out = gemm_output(a);
     p.m = static_cast<int>(a.m);
-    p.k_units = static_cast<int>(prepacked::k_units(a.k));
+    p.parts.k_units = static_cast<int>(prepacked::k_units(a.k));
     const std::int64_t tiles = prepacked::row_tiles(a.n);
-    if (tiles > INT32_MAX) return cudaErrorInvalidConfiguration;
-    return a.dtype == DType::float16 ? launch_type<Float16>(p, static_cast<int>(tiles), t, a)
-                                     : launch_type<BFloat16>(p, static_cast<int>(tiles), t, a);
+    return a.dtype == DType::float16 ? launch_type<Float16>(p, tiles, t, a) : launch_type<BFloat16>(p, tiles, t, a);
 }
 
 }  // namespace fp4linear::cuda

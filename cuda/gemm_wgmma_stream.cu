@@ -17,6 +17,7 @@
 
 #include "cuda/device/fp4.cuh"
 #include "cuda/device/gemm_mma.cuh"
+#include "cuda/device/gemm_stream.cuh"
 #include "cuda/device/ptx.cuh"
 #include "cuda/device/wgmma.cuh"
 #include "cuda/gemm.h"
@@ -28,18 +29,11 @@ namespace fp4linear::cuda {
 namespace {
 
 using namespace device;
-using prepacked::unit_bytes;
-using prepacked::unit_code_bytes;
+using namespace device::gemm_stream;
 using prepacked::unit_k;
-using prepacked::unit_rows;
 
-constexpr int warps = 16;
 constexpr int group_tiles = 4;
 constexpr int workers = warps / group_tiles;
-constexpr int chunk_units = 4;  // of one refill of a ring
-constexpr int chunk_bytes = chunk_units * unit_bytes;
-constexpr int scale_bytes = chunk_units * 128;  // decoded scales of a chunk
-constexpr int fragment_bytes = 512;             // 16 rows x 8 tokens in fp32
 constexpr int x_row_bytes = unit_k * 2;
 
 struct StreamParameters {
@@ -48,13 +42,7 @@ struct StreamParameters {
     int m;
     int token_tiles;                // of 8, that have a token
     std::uint32_t per_token_tiles;  // 1 / token_tiles, times 2^16, rounded up
-    int k_units;
-    int cluster_shift;               // 2^cluster_shift blocks
-    int block_units, extra_units;    // K of a block / 64, and how many of a cluster's blocks have one more
-    int cluster_tiles, extra_tiles;  // row tiles of a cluster, and how many clusters have one more
-    std::uint32_t reciprocals[2];    // of block_units, and of one more, times 2^32 (0: of 1)
-    int stages;
-    int early_stages;  // requested before x
+    Parts parts;
     int x_offset;
     int scales_offset;
     int slots_offset;
@@ -101,84 +89,50 @@ __global__ void __launch_bounds__(warps * 32, 1) wgmma_stream_kernel(const __gri
     const int tile_in_group = warp % group_tiles;
     const std::uint32_t base = shared_address(shared);
     const int rank = Clustered ? static_cast<int>(cluster_rank()) : 0;
-    const int ranks = Clustered ? 1 << p.cluster_shift : 1;
+    const int ranks = Clustered ? 1 << p.parts.cluster_shift : 1;
     launch_dependents();
-    const int cluster = static_cast<int>(blockIdx.x) >> (Clustered ? p.cluster_shift : 0);
-    const int first_tile = part_begin(cluster, p.cluster_tiles, p.extra_tiles);
-    const int tiles = part_begin(cluster + 1, p.cluster_tiles, p.extra_tiles) - first_tile;
-    const int first_k_unit = part_begin(rank, p.block_units, p.extra_units);
-    const int k_units = part_begin(rank + 1, p.block_units, p.extra_units) - first_k_unit;
+    const Block block(p.parts, static_cast<int>(blockIdx.x) >> (Clustered ? p.parts.cluster_shift : 0), rank);
+    const int first_tile = block.first_tile;
+    const int tiles = block.tiles;
+    const int k_units = block.k_units;
     const int groups = (tiles + group_tiles - 1) / group_tiles;
     const int length = groups * k_units;
     const auto begin_of = [&](int w) { return length * w / workers; };
-    const std::uint32_t inbox_barrier = base + p.barriers_offset + warps * p.stages * 8;
+    const std::uint32_t inbox_barrier = base + p.barriers_offset + warps * p.parts.stages * 8;
     [[maybe_unused]] unsigned long long* const flags = reinterpret_cast<unsigned long long*>(shared + p.flags_offset);
-    const int owned = (tiles - rank + ranks - 1) >> (Clustered ? p.cluster_shift : 0);  // tiles: every ranks-th
+    const int owned = (tiles - rank + ranks - 1) >> (Clustered ? p.parts.cluster_shift : 0);  // tiles: every ranks-th
 
     const int begin = begin_of(worker);
     const int end = begin_of(worker + 1);
-    // The host has made sure that the reciprocal is exact enough.
-    const std::uint32_t reciprocal = p.reciprocals[k_units > p.block_units ? 1 : 0];
-    const int first_group =
-        reciprocal == 0 ? begin : static_cast<int>(__umulhi(static_cast<std::uint32_t>(begin), reciprocal));
+    const int first_group = block.over_k_units(begin);
     int k = begin - first_group * k_units;
 
     // The warp's part of the weight. In the last group it may have no tile.
-    const int ring_bytes = p.stages * chunk_bytes;
+    const int ring_bytes = p.parts.stages * chunk_bytes;
     const std::uint32_t ring = base + warp * ring_bytes;
-    const std::uint32_t stage_barriers = base + p.barriers_offset + warp * p.stages * 8;
-    const std::int64_t tile_bytes = static_cast<std::int64_t>(p.k_units) * unit_bytes;
-    const std::uint8_t* source =
+    const std::uint32_t stage_barriers = base + p.barriers_offset + warp * p.parts.stages * 8;
+    const std::int64_t tile_bytes = static_cast<std::int64_t>(p.parts.k_units) * unit_bytes;
+    WeightRing weight{
         p.out.source.weight +
-        (static_cast<std::int64_t>(first_tile) + first_group * group_tiles + tile_in_group) * tile_bytes +
-        static_cast<std::int64_t>(first_k_unit + k) * unit_bytes;
-    int to_request = min(end, (tiles - tile_in_group + group_tiles - 1) / group_tiles * k_units) - begin;
-    int until_group_end = k_units - k;
-    const auto request = [&](std::uint32_t destination, std::uint32_t barrier) {
-        if (to_request <= 0) return;
-        const int count = min(min(chunk_units, until_group_end), to_request);
-        const int bytes = count * unit_bytes;
-        if (lane == 0) {
-            mbarrier_expect_bytes(barrier, bytes);
-            bulk_copy_once(destination, source, bytes, barrier);
-        }
-        source += bytes;
-        to_request -= count;
-        until_group_end -= count;
-        if (until_group_end == 0) {
-            until_group_end = k_units;
-            source += group_tiles * tile_bytes - k_units * unit_bytes;
-        }
-    };
-    if (lane == 0) {
-#pragma unroll 1
-        for (int s = 0; s < p.stages; ++s) mbarrier_init(stage_barriers + s * 8, 1);
-        fence_mbarrier_init();
-    }
+            (static_cast<std::int64_t>(first_tile) + first_group * group_tiles + tile_in_group) * tile_bytes +
+            static_cast<std::int64_t>(block.first_k_unit + k) * unit_bytes,
+        group_tiles * tile_bytes - k_units * unit_bytes, k_units,
+        min(end, (tiles - tile_in_group + group_tiles - 1) / group_tiles * k_units) - begin, k_units - k};
+    init_ring_barriers(stage_barriers, p.parts.stages, lane);
     __syncwarp();
     // The weight is the layer's own and finished long ago: its reads need not wait for the previous kernel.
 #pragma unroll 1
-    for (int s = 0; s < p.early_stages; ++s) request(ring + s * chunk_bytes, stage_barriers + s * 8);
+    for (int s = 0; s < p.parts.early_stages; ++s) weight.request(ring + s * chunk_bytes, stage_barriers + s * 8, lane);
     wait_for_previous_grid();
 
-    // x as B operands: per 64 K, rows of 128 bytes with the 128-byte swizzle. Rows past M are left as they are: they
-    // are columns of y of their own.
-    {
-        const int ways = p.m * 2 <= warps ? 2 : 1;  // warps a token
-        const int parts = k_units * 8;              // of 16 bytes
-        const std::uint16_t* const x = p.out.source.x + static_cast<std::int64_t>(first_k_unit) * unit_k;
+    // x as B operands: per 64 K, rows of 128 bytes with the 128-byte swizzle.
+    copy_x(p.out.source, p.m, block, warp, lane, [&](int token) {
+        const std::uint32_t to = base + p.x_offset + token * x_row_bytes;
+        return [=](int i) { return to + i / 8 * x_unit_bytes + ((i ^ token) & 7) * 16; };
+    });
 #pragma unroll 1
-        for (int token = warp / ways; token < p.m; token += warps / ways) {
-            const std::uint16_t* const row = x + token * p.out.source.x_row_stride;
-            const std::uint32_t to = base + p.x_offset + token * x_row_bytes;
-#pragma unroll 4
-            for (int i = warp % ways * 32 + lane; i < parts; i += 32 * ways)
-                async_copy_16(to + i / 8 * x_unit_bytes + ((i ^ token) & 7) * 16, row + i * 8);
-        }
-        async_copy_commit();
-    }
-#pragma unroll 1
-    for (int s = p.early_stages; s < p.stages; ++s) request(ring + s * chunk_bytes, stage_barriers + s * 8);
+    for (int s = p.parts.early_stages; s < p.parts.stages; ++s)
+        weight.request(ring + s * chunk_bytes, stage_barriers + s * 8, lane);
     if constexpr (!Clustered)
         for (int i = threadIdx.x; i < tiles; i += warps * 32) flags[i] = 0;
     if (Clustered && warp == warps - 1 && lane == 0) {
@@ -192,10 +146,10 @@ __global__ void __launch_bounds__(warps * 32, 1) wgmma_stream_kernel(const __gri
 
     const std::uint32_t scratch = base + p.scales_offset + warp * scale_bytes;
     const std::uint32_t lane_scales = scratch + lane / 4 * 16;
-    float4* const slots =
-        (p.slots != nullptr ? p.slots + static_cast<std::int64_t>(blockIdx.x) * (p.cluster_tiles + 1) * (sum_bytes / 16)
-                            : reinterpret_cast<float4*>(shared + p.slots_offset)) +
-        lane;
+    float4* const slots = (p.slots != nullptr ? p.slots + static_cast<std::int64_t>(blockIdx.x) *
+                                                              (p.parts.cluster_tiles + 1) * (sum_bytes / 16)
+                                              : reinterpret_cast<float4*>(shared + p.slots_offset)) +
+                          lane;
     std::uint32_t chunk = ring;
     std::uint32_t barrier = stage_barriers;
     std::uint32_t phase = 0;
@@ -245,7 +199,7 @@ __global__ void __launch_bounds__(warps * 32, 1) wgmma_stream_kernel(const __gri
             }
             __syncwarp();
             if (valid) {
-                request(chunk, barrier);
+                weight.request(chunk, barrier, lane);
                 chunk += chunk_bytes;
                 barrier += 8;
                 if (chunk == ring_end) {
@@ -344,11 +298,9 @@ __global__ void __launch_bounds__(warps * 32, 1) wgmma_stream_kernel(const __gri
     };
     const auto tile_of = [&](int item) { return static_cast<int>(item * p.per_token_tiles >> 16); };
     if constexpr (Clustered) {
-        // A tile's place at its owner: one for every block but the owner.
         const auto inbox = [&](int tile, int from, int i) {
-            const int owner = tile & (ranks - 1);
-            return p.x_offset + ((tile >> p.cluster_shift) * (ranks - 1) + from - (from > owner ? 1 : 0)) * sum_bytes +
-                   i * fragment_bytes + lane * 16;
+            return p.x_offset + inbox_slot(tile, from, ranks, p.parts.cluster_shift) * sum_bytes + i * fragment_bytes +
+                   lane * 16;
         };
         // A warp sends all fragments of a tile: the addresses are most of the work.
 #pragma unroll 1
@@ -370,7 +322,7 @@ __global__ void __launch_bounds__(warps * 32, 1) wgmma_stream_kernel(const __gri
 #pragma unroll 1
         for (int item = warp; item < owned * token_tiles; item += warps) {
             const int turn = tile_of(item);
-            const int tile = (turn << p.cluster_shift) + rank;
+            const int tile = (turn << p.parts.cluster_shift) + rank;
             const int i = item - turn * token_tiles;
             float own[4] = {};
             add_up(tile, i, shares_of(tile / group_tiles), own);
@@ -389,8 +341,7 @@ __global__ void __launch_bounds__(warps * 32, 1) wgmma_stream_kernel(const __gri
 #pragma unroll 1
         for (int w = 1; w < workers; ++w) {
             const int meeting = begin_of(w);
-            const int g =
-                reciprocal == 0 ? meeting : static_cast<int>(__umulhi(static_cast<std::uint32_t>(meeting), reciprocal));
+            const int g = block.over_k_units(meeting);
             const Shares shares = shares_of(g);
             if (g == before || g >= groups || shares.first == shares.last) continue;
             before = g;
@@ -411,14 +362,7 @@ __global__ void __launch_bounds__(warps * 32, 1) wgmma_stream_kernel(const __gri
                 const int tile = g * group_tiles + tile_in_group;
                 const Shares shares = shares_of(g);
                 if (tile >= tiles || shares.first != worker || shares.last != worker) continue;
-                unsigned long long tokens = flags[tile];
-                while (tokens != 0) {
-                    const int token = __ffsll(static_cast<long long>(tokens)) - 1;
-                    tokens &= tokens - 1;
-                    std::uint16_t* const out =
-                        p.out.y + token * p.out.source.n + static_cast<std::int64_t>(first_tile + tile) * unit_rows;
-                    repair_tile<T>(p.out.source, first_tile + tile, token, out, out + 8);
-                }
+                repair_marked<T>(p.out, flags[tile], first_tile + tile);
             }
     }
 #endif
@@ -427,7 +371,7 @@ __global__ void __launch_bounds__(warps * 32, 1) wgmma_stream_kernel(const __gri
 constexpr std::int64_t max_slot_bytes = std::int64_t{32} << 20;  // in the workspace
 
 template <class T, int Tokens, bool Clustered>
-cudaError_t launch(StreamParameters p, const GemmMmaTuning& t, const GemmArguments& a) {
+cudaError_t configure(StreamParameters p, const GemmMmaTuning& t, const GemmArguments& a) {
     constexpr auto kernel = wgmma_stream_kernel<T, Tokens, Clustered>;
     p.token_tiles = (p.m + 7) / 8;
     p.per_token_tiles = 65536u / p.token_tiles + 1;  // exact below 8192 fragments
@@ -435,32 +379,20 @@ cudaError_t launch(StreamParameters p, const GemmMmaTuning& t, const GemmArgumen
     const int ranks = Clustered ? t.cluster : 1;
     const std::int64_t all_tiles = prepacked::row_tiles(a.n);
     if (const cudaError_t e = allow_shared_memory<kernel>(a.max_shared_memory)) return e;
-    int clusters = a.sm_count / ranks;
-    if constexpr (Clustered) {
-        int most = 0;
-        if (const cudaError_t e = most_clusters<kernel>(ranks, warps * 32, a, &most)) return e;
-        clusters = std::min(clusters, most);
-    }
-    clusters = static_cast<int>(std::min<std::int64_t>(clusters, (all_tiles + group_tiles - 1) / group_tiles));
-    p.cluster_shift = ranks == 8 ? 3 : ranks == 4 ? 2 : ranks == 2 ? 1 : 0;
-    if (clusters < 1 || ranks != 1 << p.cluster_shift || p.k_units < ranks) return cudaErrorInvalidConfiguration;
-    if (all_tiles / clusters > INT32_MAX / 2) return cudaErrorInvalidConfiguration;
-    p.block_units = p.k_units / ranks;
-    p.extra_units = p.k_units % ranks;
-    p.cluster_tiles = static_cast<int>(all_tiles / clusters);
-    p.extra_tiles = static_cast<int>(all_tiles % clusters);
-    p.stages = t.stages;
-    p.early_stages = std::min(t.early_stages, p.stages);
-    const int units = p.block_units + (p.extra_units > 0 ? 1 : 0);
-    const std::int64_t block_tiles = p.cluster_tiles + (p.extra_tiles > 0 ? 1 : 0);
+    std::int64_t clusters = 0;
+    if (const cudaError_t e =
+            count_clusters<kernel, Clustered>(ranks, (all_tiles + group_tiles - 1) / group_tiles, a, &clusters))
+        return e;
+    if (!deal_out(p.parts, all_tiles, clusters, ranks)) return cudaErrorInvalidConfiguration;
+    p.parts.stages = t.stages;
+    p.parts.early_stages = std::min(t.early_stages, p.parts.stages);
+    const int units = p.parts.most_units();
+    const std::int64_t block_tiles = p.parts.most_tiles();
     const std::int64_t groups = (block_tiles + group_tiles - 1) / group_tiles;
     if (block_tiles * p.token_tiles > 8192) return cudaErrorInvalidConfiguration;
-    if (p.stages * chunk_bytes < sum_bytes * (Clustered ? 1 : 2)) return cudaErrorInvalidConfiguration;
+    if (p.parts.stages * chunk_bytes < sum_bytes * (Clustered ? 1 : 2)) return cudaErrorInvalidConfiguration;
     if (groups * units * std::max(workers, units) > INT32_MAX) return cudaErrorInvalidConfiguration;
-    for (int i = 0; i < 2; ++i)
-        p.reciprocals[i] = static_cast<std::uint32_t>(((std::uint64_t{1} << 32) + p.block_units + i - 1) /
-                                                      static_cast<std::uint64_t>(p.block_units + i));
-    std::int64_t bytes = warps * p.stages * chunk_bytes;
+    std::int64_t bytes = warps * p.parts.stages * chunk_bytes;
     bytes = (bytes + 1023) / 1024 * 1024;
     p.x_offset = static_cast<int>(bytes);
     bytes += std::max<std::int64_t>(std::int64_t{units} * Tokens * x_row_bytes,
@@ -470,7 +402,7 @@ cudaError_t launch(StreamParameters p, const GemmMmaTuning& t, const GemmArgumen
     p.flags_offset = static_cast<int>(bytes);
     if (!Clustered) bytes += block_tiles * 8;
     p.barriers_offset = static_cast<int>(bytes);
-    bytes += (warps * p.stages + 1) * 8;
+    bytes += (warps * p.parts.stages + 1) * 8;
     if (Clustered) {
         const std::int64_t with_slots = (bytes + 15) / 16 * 16 + block_tiles * sum_bytes;
         if (with_slots <= a.max_shared_memory) {
@@ -478,23 +410,18 @@ cudaError_t launch(StreamParameters p, const GemmMmaTuning& t, const GemmArgumen
             bytes = with_slots;
         } else {
             p.slots = static_cast<float4*>(a.workspace);
-            const std::int64_t slot_bytes = std::int64_t{clusters} * ranks * (p.cluster_tiles + 1) * sum_bytes;
+            const std::int64_t slot_bytes = clusters * ranks * (p.parts.cluster_tiles + 1) * sum_bytes;
             if (p.slots == nullptr || slot_bytes > static_cast<std::int64_t>(gemm_wgmma_stream_workspace(a)))
                 return cudaErrorInvalidConfiguration;
         }
     }
-    if (bytes > a.max_shared_memory) return cudaErrorInvalidConfiguration;
-    Launch launch(dim3(static_cast<unsigned>(clusters * ranks)), dim3(warps * 32), static_cast<std::size_t>(bytes),
-                  a.stream);
-    if (a.programmatic_launch) launch.overlap_previous();
-    if (Clustered) launch.cluster(ranks);
-    return launch.run(kernel, p);
+    return launch<kernel, Clustered>(clusters, ranks, bytes, a, p);
 }
 
 template <class T, int Tokens>
 cudaError_t launch_clustered(const StreamParameters& p, const GemmMmaTuning& t, const GemmArguments& a) {
     if (t.cluster > 8) return cudaErrorInvalidConfiguration;
-    return t.cluster > 1 ? launch<T, Tokens, true>(p, t, a) : launch<T, Tokens, false>(p, t, a);
+    return t.cluster > 1 ? configure<T, Tokens, true>(p, t, a) : configure<T, Tokens, false>(p, t, a);
 }
 
 template <class T>
@@ -532,7 +459,7 @@ cudaError_t gemm_wgmma_stream(const GemmArguments& a, const GemmMmaTuning& t) {
     StreamParameters p{};
     p.out = gemm_output(a);
     p.m = static_cast<int>(a.m);
-    p.k_units = static_cast<int>(prepacked::k_units(a.k));
+    p.parts.k_units = static_cast<int>(prepacked::k_units(a.k));
     return a.dtype == DType::float16 ? launch_type<Float16>(p, t, a) : launch_type<BFloat16>(p, t, a);
 }
 
