@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # The checks that need a GPU, from the root of a checkout on a machine that has one: tests, compute-sanitizer, benchmark.
 #
-#   tools/gpu_check.sh [--tests] [--sanitizer] [--bench] [OUT]
+#   tools/gpu_check.sh [--tests] [--ptx] [--sanitizer] [--bench] [OUT]
 #
-# Without a switch: tests and sanitizer. Logs go to OUT (default build/gpu-check); a summary is printed last. Where
+# Without a switch: tests and sanitizer. --ptx runs the tests of the paths with the wheels in ./wheelhouse-ptx*, built for
+# one older architecture's PTX each (FP4LINEAR_CUDA_ARCHITECTURES=75-virtual, 80-virtual). Logs go to OUT (default build/gpu-check); a summary is printed last. Where
 # fp4linear can't be imported, it is installed from ./wheelhouse, which holds its wheel and those it needs. Exit status 0:
 # all of what was asked for passed.
 #
@@ -15,18 +16,19 @@
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 2
 
-tests=0 sanitizer=0 bench=0 out=
+tests=0 ptx=0 sanitizer=0 bench=0 out=
 for argument in "$@"; do
     case $argument in
         --tests) tests=1 ;;
+        --ptx) ptx=1 ;;
         --sanitizer) sanitizer=1 ;;
         --bench) bench=1 ;;
-        -h | --help) sed -n '2,14s/^# \{0,1\}//p' "$0"; exit 0 ;;
+        -h | --help) sed -n '2,15s/^# \{0,1\}//p' "$0"; exit 0 ;;
         -*) echo "unknown switch $argument (--help lists them)" >&2; exit 2 ;;
         *) [ -z "$out" ] || { echo "two output folders: $out and $argument" >&2; exit 2; }; out=$argument ;;
     esac
 done
-[ $((tests + sanitizer + bench)) -gt 0 ] || { tests=1 sanitizer=1; }
+[ $((tests + ptx + sanitizer + bench)) -gt 0 ] || { tests=1 sanitizer=1; }
 out=${out:-build/gpu-check}
 mkdir -p "$out" || exit 2
 out=$(cd "$out" && pwd)
@@ -67,14 +69,34 @@ if [ $machine -ne 0 ]; then
     exit 1
 fi
 
-if [ $tests = 1 ]; then
-    "$python" -m pytest -p no:cacheprovider -m "gpu and not build" --durations=15 --junitxml="$out/tests.xml" tests \
-        ${PYTEST_ARGS:-} > "$out/tests.log" 2>&1
+run_tests() {  # NAME ARGUMENTS...
+    local name=$1 status last
+    shift
+    # A test that hangs tells where it is.
+    "$python" -m pytest -p no:cacheprovider -m "gpu and not build" -o faulthandler_timeout=120 --durations=15 \
+        --junitxml="$out/$name.xml" "$@" ${PYTEST_ARGS:-} > "$out/$name.log" 2>&1
     status=$?
-    grep -E '^(FAILED|ERROR)' "$out/tests.log" | cut -c1-220 | head -40
-    last=$(tail -1 "$out/tests.log")
+    grep -E '^(FAILED|ERROR)' "$out/$name.log" | cut -c1-220 | head -40
+    last=$(tail -1 "$out/$name.log")
     # A run that collected nothing, or skipped everything, has shown nothing.
-    if [ $status -eq 0 ] && grep -qE '[0-9]+ passed' <<< "$last"; then note tests passed "$last"; else note tests FAILED "$last"; fi
+    if [ $status -eq 0 ] && grep -qE '[0-9]+ passed' <<< "$last"; then note "$name" passed "$last"; else note "$name" FAILED "$last"; fi
+}
+
+if [ $tests = 1 ]; then run_tests tests tests; fi
+
+if [ $ptx = 1 ]; then
+    found=0
+    for wheels in wheelhouse-ptx*/; do
+        [ -d "$wheels" ] || continue
+        found=1
+        name=$(basename "${wheels#wheelhouse-}")
+        "$python" -m pip --disable-pip-version-check install --no-deps --no-index --target "$out/$name-site" \
+            "$wheels"fp4linear-*.whl > "$out/install-$name.log" 2>&1
+        # The driver compiles the PTX at the first use of each kernel.
+        PYTHONPATH="$out/$name-site" run_tests "$name" tests/gpu/test_gpu_paths.py tests/gpu/test_gpu_cases.py
+        rm -rf "$out/$name-site"
+    done
+    [ $found = 1 ] || note ptx FAILED "no ./wheelhouse-ptx*"
 fi
 
 if [ $sanitizer = 1 ]; then
