@@ -12,7 +12,7 @@ import pytest
 
 import fp4linear
 from fp4linear.files import FormatError, save_modelopt
-from tests.checkpoints import compressed, f32, modelopt, write_file, write_shards
+from tests.checkpoints import compressed, f32, modelopt, single_file, weight_bytes, write_file, write_shards
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
@@ -510,6 +510,31 @@ def test_half_quantised_parts_can_not_be_fused() -> None:
     arrays = exported(Decoder(), keep=("lm_head", "model.layers.0.self_attn.k_proj"))
     with pytest.raises(RuntimeError, match=r"Missing.*qkv_proj\.weight.*\n.*Unexpected.*q_proj\.weight"):
         load_model(Decoder(fused=True), arrays, progress=False)
+
+
+@pytest.mark.parametrize("order", ["high", "low"])
+def test_what_a_file_leaves_in_doubt_is_asked_for(tmp_path: Path, order: Any) -> None:
+    """Two layers that a header marks without saying which nibble comes first, and one of another format."""
+    n, k = 32, 64
+    mark = {"format": "nvfp4"}
+    tensors = compressed("b", n, k, 2, 500.0)
+    for name, seed in (("a", 1), ("c", 3)):
+        tensors |= single_file(name, n, k, seed, 0.25, high=order == "high")
+    metadata = {"_quantization_metadata": json.dumps({"layers": {"a": mark, "c": mark}})}
+    path = write_file(tmp_path / "x.safetensors", tensors, metadata)
+
+    def model() -> Any:
+        return nn.ModuleDict({name: nn.Linear(k, n, bias=False) for name in "abc"})
+
+    with pytest.raises(FormatError, match="either order of nibbles"):
+        load_model(model(), path, progress=False)
+    filled = model()
+    load_model(filled, path, nibbles=order, progress=False)
+    for seed, name in enumerate("abc", 1):
+        for got, want in zip(filled[name].layer.canonical(), weight_bytes(n, k, seed), strict=False):
+            np.testing.assert_array_equal(got, want)
+    with pytest.raises(ValueError, match="nibbles: got 'both'"):
+        load_model(model(), path, nibbles="both", progress=False)  # type: ignore[arg-type]
 
 
 def test_unsupported_kinds_of_nvfp4_are_refused() -> None:

@@ -6,16 +6,17 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import Any, TypeGuard
+from typing import Any, Literal, TypeGuard
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from fp4linear.files import Tensors, open_tensors
-from fp4linear.files.formats.base import Parts
+from fp4linear.files.converting import chosen
+from fp4linear.files.formats.base import Asked, Parts
 from fp4linear.files.formats.registry import find_layers
-from fp4linear.files.loading import fuse, read_layer
+from fp4linear.files.loading import checked, fuse, read_layer
 
 from ._progress import each
 from .module import Fp4LinearModule
@@ -98,6 +99,8 @@ def load_model(
     fused: Mapping[str, Sequence[str]] = FUSED,
     tied: Mapping[str, str] | None = None,
     format: str | None = None,
+    swizzled: bool | None = None,
+    nibbles: Literal["low", "high"] | None = None,
     progress: bool = True,
     **options: Any,
 ) -> LoadReport:
@@ -121,7 +124,7 @@ def load_model(
         tied: parameter -> the one that it shares where the checkpoint lacks it ("lm_head.weight":
             "model.embed_tokens.weight"). Parameters that are one object, and a model whose config has
             tie_word_embeddings, need no entry.
-        format: "modelopt" or "compressed-tensors", where the tensors leave a doubt, as for `fp4linear.load`.
+        format, swizzled, nibbles: as for `fp4linear.load`, for the layers that leave a doubt.
         progress: show a bar on stderr.
         options: nan_scales, path, isa, threads, batch_invariant, as for `fp4linear.Fp4Linear`.
 
@@ -131,9 +134,11 @@ def load_model(
     Raises:
         RuntimeError: names that are missing or unexpected, shapes that differ; the model is as it was.
         fp4linear.files.FormatError: a damaged file, or NVFP4 of a kind that can't be read.
+        ValueError, TypeError: an unknown format or nibbles, a swizzled that is no bool.
     """
+    asked = checked(format, swizzled, nibbles)
     tensors = open_tensors(checkpoint)
-    plan = _Plan(model, tensors, rename or (lambda name: name), fused, tied or {}, format)
+    plan = _Plan(model, tensors, rename or (lambda name: name), fused, tied or {}, asked)
     plan.make()
     report = plan.report
     problems = list(plan.mismatched)
@@ -169,9 +174,9 @@ class _Plan:
         rename: Callable[[str], str],
         fused: Mapping[str, Sequence[str]],
         tied: Mapping[str, str],
-        format: str | None,
+        asked: Asked,
     ) -> None:
-        self.model, self.tensors, self.fused, self.tied, self.format = model, tensors, fused, tied, format
+        self.model, self.tensors, self.fused, self.tied, self.asked = model, tensors, fused, tied, asked
         self.modules = dict(model.named_modules(remove_duplicate=False))
         self.report = LoadReport()
         self.layers: list[_Layer] = []
@@ -181,7 +186,8 @@ class _Plan:
         self.quantized: dict[str, str] = {}
         self.plain: dict[str, str] = {}
         of_layers: set[str] = set()
-        for layer, found in find_layers(tensors).items():
+        self.formats = find_layers(tensors)
+        for layer, found in self.formats.items():
             self.quantized[rename(layer + ".weight").removesuffix(".weight")] = layer
             of_layers.update(f"{layer}.{suffix}" for suffix in _LAYER_SUFFIXES)
             of_layers.update(found.tensors_of(tensors, layer))
@@ -239,7 +245,7 @@ class _Plan:
             self.taken.update(sources)
             if again:  # a module of two names
                 return True
-            parts = [read_layer(self.tensors, source, self.format) for source in sources]
+            parts = [self._read(source) for source in sources]
             n, k = sum(len(part.b) for part in parts), 2 * parts[0].b.shape[1]
             first, end, whole = rows or (0, n, n)
             text = " + ".join(sources)
@@ -261,6 +267,10 @@ class _Plan:
             self.layers.append(_Layer(name, sources, parts, slice(first, end) if rows else None))
             return True
         return False
+
+    def _read(self, source: str) -> Parts:
+        _, said = chosen(self.tensors, source, self.formats[source], self.asked)
+        return read_layer(self.tensors, source, said.format, swizzled=said.swizzled, nibbles=said.nibbles)
 
     def _tensors_of_model(self, planned: set[int]) -> Iterator[tuple[str, Tensor]]:
         """Parameters and persistent buffers under every name, but those of planned layers."""
