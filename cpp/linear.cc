@@ -124,6 +124,7 @@ Linear::Linear(LinearArguments a, Options options)
     weight.bias = &bias_;
     weight.device = *cuda_device_;
     weight.form = form_;
+    weight.native = cuda::wants_native(n_, k_, block_size_, spec, options_);
     cuda_weight_ = cuda::make_weight(weight);
 }
 
@@ -205,7 +206,8 @@ std::optional<PathId> Linear::forward(const Problem& problem, void* stream) cons
     if (cuda_weight_) {
         const cuda::CallOptions call{
             .rows_per_block = gemv_scalar_rows_per_block(problem.m, n_, sm_count_, options_.gemv_row_tiling),
-            .batch_invariant = options_.batch_invariant};
+            .batch_invariant = options_.batch_invariant,
+            .input_global_scale = options_.input_global_scale};
         cuda::run(path, *cuda_weight_, problem, call, stream);
         return path;
     }

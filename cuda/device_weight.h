@@ -26,6 +26,13 @@ class DeviceWeight final : public Weight {
     [[nodiscard]] const float* scale2_rows() const {
         return per_row ? static_cast<const float*>(scale2_.get()) : nullptr;
     }
+    // What native_nvfp4 reads (formats/native_weight.h): codes [n, k/2] row-major, the low nibble first, and scales in
+    // the 128x4 layout; null where the layer was not made for it.
+    [[nodiscard]] const std::uint8_t* native_codes() const {
+        if (swizzled_scales() == nullptr) return nullptr;
+        return native_codes_.get() != nullptr ? bytes(native_codes_) : b();
+    }
+    [[nodiscard]] const std::uint8_t* swizzled_scales() const { return bytes(swizzled_scales_); }
     [[nodiscard]] const float* bias() const { return static_cast<const float*>(bias_.get()); }
 
     const int device;
@@ -43,10 +50,15 @@ class DeviceWeight final : public Weight {
         return static_cast<const std::uint8_t*>(buffer.get());
     }
 
-    DeviceBuffer weight_;  // prepacked, or the canonical codes
-    DeviceBuffer scales_;  // canonical scales; empty where prepacked
-    DeviceBuffer scale2_;  // [n]; empty where one factor serves all
-    DeviceBuffer bias_;    // [n] fp32
+    void make_native(const std::uint8_t* canonical_b, const std::uint8_t* canonical_scales);
+
+    DeviceBuffer weight_;        // prepacked, or the canonical codes
+    DeviceBuffer scales_;        // canonical scales; empty where prepacked
+    DeviceBuffer scale2_;        // [n]; empty where one factor serves all
+    DeviceBuffer bias_;          // [n] fp32
+    DeviceBuffer native_codes_;  // empty where native_nvfp4 can read the canonical ones
+    DeviceBuffer swizzled_scales_;
+    std::size_t native_bytes_;
 };
 
 }  // namespace fp4linear::cuda

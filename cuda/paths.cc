@@ -56,6 +56,14 @@ WeightForm choose_form(std::int64_t k, int block_size, bool has_nan_scales, cons
                                                                            : WeightForm::canonical;
 }
 
+bool wants_native(std::int64_t n, std::int64_t k, int block_size, const DeviceSpec& device, const Options& options) {
+    const std::string_view name = name_of(PathId::native_nvfp4);
+    const bool by_ladder = options.path == "auto" && options.native_nvfp4 && !options.batch_invariant;
+    if (!by_ladder && options.path != name) return false;
+    const PlanQuery query{.m = 1, .n = n, .k = k, .block_size = block_size, .dtype = DType::bfloat16};
+    return n > 0 && k > 0 && find_path(name)->can_run(query, device, options).empty();
+}
+
 DeviceSpec device_spec(int device) {
     const DeviceFacts& facts = device_facts(device);
     DeviceSpec spec;

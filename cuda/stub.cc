@@ -36,6 +36,10 @@ WeightForm choose_form(std::int64_t /*k*/, int /*block_size*/, bool /*has_nan_sc
                        const Options& /*options*/) {
     throw std::runtime_error(no_cuda);
 }
+bool wants_native(std::int64_t /*n*/, std::int64_t /*k*/, int /*block_size*/, const DeviceSpec& /*device*/,
+                  const Options& /*options*/) {
+    throw std::runtime_error(no_cuda);
+}
 std::unique_ptr<Weight> make_weight(const WeightArguments& /*arguments*/) { throw std::runtime_error(no_cuda); }
 DeviceSpec device_spec(int /*device*/) { throw std::runtime_error(no_cuda); }
 void run(PathId /*path*/, const Weight& /*weight*/, const Problem& /*problem*/, const CallOptions& /*options*/,

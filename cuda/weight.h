@@ -21,6 +21,7 @@ struct WeightArguments {
     const std::vector<float>* bias = nullptr;    // none, or n
     int device = 0;
     WeightForm form = WeightForm::canonical;
+    bool native = false;  // what native_nvfp4 reads too (formats/native_weight.h)
 };
 
 // Immutable; safe to read from any thread and stream once it is made.
@@ -35,13 +36,17 @@ class Weight {
 WeightForm choose_form(std::int64_t k, int block_size, bool has_nan_scales, const DeviceSpec& device,
                        const Options& options);
 
+// Should it hold what native_nvfp4 reads beside that? Where the path is wanted and can run.
+bool wants_native(std::int64_t n, std::int64_t k, int block_size, const DeviceSpec& device, const Options& options);
+
 std::unique_ptr<Weight> make_weight(const WeightArguments& arguments);  // synchronises once
 
 DeviceSpec device_spec(int device);  // what the planner asks; cheap
 
 struct CallOptions {
-    int rows_per_block = 1;        // gemv_scalar: rows of x that share a weight load
-    bool batch_invariant = false;  // the bits of a row of y depend on that row of x alone
+    int rows_per_block = 1;           // gemv_scalar: rows of x that share a weight load
+    bool batch_invariant = false;     // the bits of a row of y depend on that row of x alone
+    float input_global_scale = 1.0f;  // native paths: what x is multiplied by; 0: 2688 / amax of this call's x
 };
 
 // Enqueues one call on a stream (a cudaStream_t) of the weight's device. No allocation in steady state, no

@@ -15,6 +15,11 @@ enum class Scratch : std::uint8_t {
     mma_partials,    // sums of K slices of gemm_fused
     wgmma_partials,  // the same, with flags that are zero at first and that every launch leaves so
     aligned_x,       // a copy of x whose rows start at multiples of 16 bytes
+    native_codes,    // x quantised to NVFP4
+    native_scales,   // its block scales
+    native_factors,  // its global scale, and what is worked out from that
+    native_weight,   // a chunk of the weight in canonical form
+    native_gemm,     // what CUTLASS asks for
 };
 
 // At least `bytes` for work that is put on the stream of the current device. Allocates on the first call of a stream or

@@ -4,23 +4,18 @@
 #include <cstdint>
 
 #include "cpu/cpu.h"
+#include "formats/swizzle.h"
 #include "problem.h"
 
 namespace fp4linear::cpu {
-
-// How the block scales of x are laid out.
-enum class ScaleLayout : std::uint8_t {
-    plain,     // [m, ceil(k/16)], row-major
-    swizzled,  // 128x4 (formats/swizzle.h), padding zeroed
-};
 
 // The global scale of x (reciprocal convention) that fills the range: 2688 / the greatest finite magnitude of x, 1
 // where that is 0. Infinities and NaN do not count: they spoil their own block and nothing else. Reads m, k, dtype, x
 // and x_row_stride of the problem.
 float dynamic_global_scale(const Problem& problem, int threads);
 
-// x as NVFP4 by formats/activation.h: codes [m, k/2], two a byte, the even k in the low nibble; k is even. Reads what
-// dynamic_global_scale() reads. global_scale is finite and > 0.
+// x as NVFP4 by formats/activation.h: codes [m, k/2], two a byte, the even k in the low nibble, and scales of
+// [m, ceil(k/16)]; k is even. Reads what dynamic_global_scale() reads. global_scale is finite and > 0.
 void quantize_activations(const Problem& problem, float global_scale, ScaleLayout layout, int threads,
                           std::uint8_t* codes, std::uint8_t* scales);
 

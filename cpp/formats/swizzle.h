@@ -4,22 +4,40 @@
 #include <algorithm>
 #include <cstdint>
 
+#ifdef __CUDACC__
+#define FP4LINEAR_HOST_DEVICE __host__ __device__
+#else
+#define FP4LINEAR_HOST_DEVICE
+#endif
+
+namespace fp4linear {
+
+// How the block scales of a matrix are laid out.
+enum class ScaleLayout : std::uint8_t {
+    plain,     // [rows, blocks], row-major
+    swizzled,  // 128x4, padding zeroed
+};
+
+}  // namespace fp4linear
+
 namespace fp4linear::swizzle {
 
 inline constexpr std::int64_t atom_rows = 128;
 inline constexpr std::int64_t atom_blocks = 4;
 inline constexpr std::int64_t atom_bytes = atom_rows * atom_blocks;
 
-constexpr std::int64_t padded_rows(std::int64_t rows) { return (rows + atom_rows - 1) / atom_rows * atom_rows; }
-constexpr std::int64_t padded_blocks(std::int64_t blocks) {
+FP4LINEAR_HOST_DEVICE constexpr std::int64_t padded_rows(std::int64_t rows) {
+    return (rows + atom_rows - 1) / atom_rows * atom_rows;
+}
+FP4LINEAR_HOST_DEVICE constexpr std::int64_t padded_blocks(std::int64_t blocks) {
     return (blocks + atom_blocks - 1) / atom_blocks * atom_blocks;
 }
-constexpr std::int64_t size(std::int64_t rows, std::int64_t blocks) {
+FP4LINEAR_HOST_DEVICE constexpr std::int64_t size(std::int64_t rows, std::int64_t blocks) {
     return padded_rows(rows) * padded_blocks(blocks);
 }
 
 // Byte offset of the scale of (row, block) in a matrix that has `blocks` K blocks a row.
-constexpr std::int64_t offset(std::int64_t row, std::int64_t block, std::int64_t blocks) {
+FP4LINEAR_HOST_DEVICE constexpr std::int64_t offset(std::int64_t row, std::int64_t block, std::int64_t blocks) {
     const std::int64_t atoms_a_row = padded_blocks(blocks) / atom_blocks;
     const std::int64_t atom = (row / atom_rows) * atoms_a_row + block / atom_blocks;
     const std::int64_t row_in_atom = row % atom_rows;

@@ -231,8 +231,8 @@ void test_whole_matrices() {
             float amax = 0.0f;
             for (const float v : x.values) amax = std::max(amax, std::fabs(v));
             CHECK_EQ(cpu::dynamic_global_scale(x.problem, 3), act::global_scale_for(amax));
-            for (const cpu::ScaleLayout layout : {cpu::ScaleLayout::plain, cpu::ScaleLayout::swizzled}) {
-                const bool swizzled = layout == cpu::ScaleLayout::swizzled;
+            for (const ScaleLayout layout : {ScaleLayout::plain, ScaleLayout::swizzled}) {
+                const bool swizzled = layout == ScaleLayout::swizzled;
                 const auto scale_bytes = static_cast<std::size_t>(swizzled ? swizzle::size(m, blocks) : m * blocks);
                 std::vector<std::uint8_t> codes(code_bytes + guard, poison), scales(scale_bytes + guard, poison);
                 cpu::quantize_activations(x.problem, 0.7f, layout, 2, codes.data(), scales.data());

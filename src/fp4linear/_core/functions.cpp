@@ -167,7 +167,7 @@ nb::tuple quantize_activations_array(nb::handle x, nb::handle global_scale, nb::
         nb::gil_scoped_release unlocked;
         const int threads = cpu::default_threads();
         if (g == 0.0f) g = cpu::dynamic_global_scale(problem, threads);
-        cpu::quantize_activations(problem, g, swizzled ? cpu::ScaleLayout::swizzled : cpu::ScaleLayout::plain, threads,
+        cpu::quantize_activations(problem, g, swizzled ? ScaleLayout::swizzled : ScaleLayout::plain, threads,
                                   codes_data, scales_data);
     }
     nb::object g_array = numpy_empty({}, "float32");

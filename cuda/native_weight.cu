@@ -1,0 +1,86 @@
+// Weights to the form of block-scaled tensor cores. Runs at construction: clarity before speed.
+#include <algorithm>
+
+#include "cuda/native_weight.h"
+#include "cuda/prepacked.h"
+#include "formats/native_weight.h"
+#include "formats/swizzle.h"
+
+namespace fp4linear::cuda {
+namespace {
+
+constexpr int threads = 256;
+constexpr std::int64_t max_blocks = 1 << 16;  // grid-stride loops take the rest
+
+unsigned blocks_for(std::int64_t items) {
+    return static_cast<unsigned>(std::min(max_blocks, (items + threads - 1) / threads));
+}
+__device__ std::int64_t first_item() { return static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; }
+__device__ std::int64_t item_step() { return static_cast<std::int64_t>(gridDim.x) * blockDim.x; }
+
+struct CanonicalScales {
+    const std::uint8_t* scales;
+    std::int64_t blocks;
+    __device__ std::uint8_t operator()(std::int64_t row, std::int64_t block) const {
+        return scales[row * blocks + block];
+    }
+};
+
+struct PrepackedScales {
+    const std::uint8_t* weight;
+    std::int64_t k;
+    __device__ std::uint8_t operator()(std::int64_t row, std::int64_t block) const {
+        return weight[prepacked::scale_position(row, block, k)];
+    }
+};
+
+// A thread writes the 4 bytes of one row of an atom, padding too.
+template <class Scales>
+__global__ void __launch_bounds__(threads)
+    swizzle_kernel(Scales scales, std::int64_t n, std::int64_t blocks, std::uint8_t* swizzled) {
+    const std::int64_t groups = swizzle::padded_blocks(blocks) / swizzle::atom_blocks;
+    const std::int64_t count = swizzle::padded_rows(n) * groups;
+    for (std::int64_t i = first_item(); i < count; i += item_step()) {
+        const std::int64_t row = i / groups;
+        const std::int64_t first = i % groups * swizzle::atom_blocks;
+        std::uint32_t word = 0;
+        for (int j = 0; j < swizzle::atom_blocks; ++j)
+            if (row < n && first + j < blocks)
+                word |= static_cast<std::uint32_t>(native_weight::scale(scales(row, first + j))) << 8 * j;
+        *reinterpret_cast<std::uint32_t*>(swizzled + swizzle::offset(row, first, blocks)) = word;
+    }
+}
+
+__global__ void __launch_bounds__(threads) codes_kernel(const std::uint8_t* b, CanonicalScales scales, std::int64_t n,
+                                                        std::int64_t row_bytes, std::uint8_t* codes) {
+    for (std::int64_t i = first_item(); i < n * row_bytes; i += item_step())
+        codes[i] = native_weight::codes(b[i], scales(i / row_bytes, i % row_bytes * 2 / native_weight::block_size));
+}
+
+template <class Scales>
+cudaError_t launch_swizzle(Scales scales, std::int64_t n, std::int64_t blocks, std::uint8_t* swizzled,
+                           cudaStream_t stream) {
+    const std::int64_t words = swizzle::size(n, blocks) / swizzle::atom_blocks;
+    swizzle_kernel<<<blocks_for(words), threads, 0, stream>>>(scales, n, blocks, swizzled);
+    return cudaGetLastError();
+}
+
+}  // namespace
+
+cudaError_t native_weight_from_canonical(const std::uint8_t* b, const std::uint8_t* scales, std::int64_t n,
+                                         std::int64_t k, std::uint8_t* codes, std::uint8_t* swizzled,
+                                         cudaStream_t stream) {
+    const CanonicalScales from{scales, native_weight::row_blocks(k)};
+    if (codes != nullptr) {
+        codes_kernel<<<blocks_for(n * (k / 2)), threads, 0, stream>>>(b, from, n, k / 2, codes);
+        if (const cudaError_t e = cudaGetLastError()) return e;
+    }
+    return swizzled == nullptr ? cudaSuccess : launch_swizzle(from, n, from.blocks, swizzled, stream);
+}
+
+cudaError_t native_scales_from_prepacked(const std::uint8_t* weight, std::int64_t n, std::int64_t k,
+                                         std::uint8_t* swizzled, cudaStream_t stream) {
+    return launch_swizzle(PrepackedScales{weight, k}, n, k / native_weight::block_size, swizzled, stream);
+}
+
+}  // namespace fp4linear::cuda
