@@ -12,7 +12,9 @@
 #   PYTEST_ARGS   more arguments for pytest
 #   BENCH_ARGS    arguments for `fp4linear bench` (--device cuda --suite decode); --suite qwen-step and a sweep over M run too
 #   SANITIZER     compute-sanitizer, where it is not on PATH
-#   TOOL_TIMEOUT  seconds for one sanitizer tool (180)
+#   TOOL_TIMEOUT  seconds for one sanitizer tool (300)
+#   TOOLS         which of them: kernels memcheck memcheck-ptx80 memcheck-borrowed racecheck initcheck (all). kernels runs the
+#                 same calls without the tool and asks their graphs whether every kernel of the library is among them
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 2
 
@@ -23,7 +25,7 @@ for argument in "$@"; do
         --ptx) ptx=1 ;;
         --sanitizer) sanitizer=1 ;;
         --bench) bench=1 ;;
-        -h | --help) sed -n '2,15s/^# \{0,1\}//p' "$0"; exit 0 ;;
+        -h | --help) sed -n '2,17s/^# \{0,1\}//p' "$0"; exit 0 ;;
         -*) echo "unknown switch $argument (--help lists them)" >&2; exit 2 ;;
         *) [ -z "$out" ] || { echo "two output folders: $out and $argument" >&2; exit 2; }; out=$argument ;;
     esac
@@ -109,7 +111,7 @@ if [ $sanitizer = 1 ]; then
             shift
             while [ "$1" != -- ]; do parts+=("$1"); shift; done
             shift
-            timeout --kill-after=10 "${TOOL_TIMEOUT:-180}" "$checker" --error-exitcode=9 --print-limit=20 "$@" \
+            timeout --kill-after=10 "${TOOL_TIMEOUT:-300}" "$checker" --error-exitcode=9 --print-limit=20 "$@" \
                 "$python" -m tests.gpu.sanitizer_suite "${parts[@]}" > "$log" 2>&1
             local status=$? last
             last=$(grep -E 'ERROR SUMMARY|RACECHECK SUMMARY' "$log" | tail -1 | sed 's/^=* *//')
@@ -117,26 +119,52 @@ if [ $sanitizer = 1 ]; then
             if [ $status -eq 0 ] && [ -n "$last" ] && [ "$(grep -cE '^[a-z_]+: [0-9]+ checks' "$log")" -eq "${#parts[@]}" ]; then
                 note "$name" passed "$last"
             elif [ $status -eq 124 ] || [ $status -eq 137 ]; then
-                note "$name" FAILED "ran past ${TOOL_TIMEOUT:-180} s"
+                note "$name" FAILED "ran past ${TOOL_TIMEOUT:-300} s"
             else
                 note "$name" FAILED "exit $status; $last"
                 grep -E '^=========|Error' "$log" | head -25
             fi
         }
-        run_tool memcheck prepare gemv_tensor_core gemv_scalar gemm_fused dequant_cublas -- --tool memcheck
+        wanted() { case " ${TOOLS:-kernels memcheck memcheck-ptx80 memcheck-borrowed racecheck initcheck} " in *" $1 "*) ;; *) false ;; esac; }
+        # With the wheel of another build in the place of the installed one.
+        with_wheel() {  # FOLDER NAME ARGUMENTS OF run_tool...
+            local wheels=$1 name=$2
+            shift
+            if [ -d "$wheels" ]; then
+                "$python" -m pip --disable-pip-version-check install --no-deps --no-index --target "$out/$name-site" \
+                    "$wheels"/fp4linear-*.whl > "$out/install-$name.log" 2>&1
+                PYTHONPATH="$out/$name-site" run_tool "$@"
+                rm -rf "$out/$name-site"
+            else
+                note "$name" skipped "needs a wheel in ./$wheels"
+            fi
+        }
+        if wanted kernels; then
+            "$python" -m tests.gpu.sanitizer_suite --kernels > "$out/kernels.log" 2>&1
+            status=$?
+            last=$(tail -1 "$out/kernels.log")
+            if [ $status -eq 0 ]; then note kernels passed "every kernel is in the suite"; else note kernels FAILED "$last"; fi
+        fi
+        if wanted memcheck; then
+            run_tool memcheck prepare gemv_tensor_core gemv_scalar gemm_fused dequant_cublas -- --tool memcheck
+        fi
+        # gemm_fused's mma.sync tiles: a GPU with wgmma takes them in a build of older PTX alone.
+        if wanted memcheck-ptx80; then with_wheel wheelhouse-ptx80 memcheck-ptx80 gemm_fused -- --tool memcheck; fi
+        if wanted memcheck-borrowed; then
+            if "$python" -c 'import jax; jax.devices("gpu")' > "$out/jax.log" 2>&1; then
+                XLA_PYTHON_CLIENT_ALLOCATOR=platform run_tool memcheck-borrowed borrowed -- --tool memcheck
+            else
+                note memcheck-borrowed skipped "JAX sees no GPU: $(tail -1 "$out/jax.log" | cut -c1-100)"
+            fi
+        fi
         # Races are looked for in shared memory, which this library's own kernels of these paths use; cuBLAS's are its own.
         # The tool does not follow __syncwarp before an mbarrier arrival, so the kernels are judged in a build in which every
         # lane arrives (CMake option FP4LINEAR_RACECHECK).
-        if [ -d wheelhouse-racecheck ]; then
-            "$python" -m pip --disable-pip-version-check install --no-deps --no-index --target "$out/racecheck-site" \
-                wheelhouse-racecheck/fp4linear-*.whl > "$out/install-racecheck.log" 2>&1
-            PYTHONPATH="$out/racecheck-site" run_tool racecheck prepare gemv_tensor_core gemv_scalar gemm_fused -- \
+        if wanted racecheck; then
+            with_wheel wheelhouse-racecheck racecheck prepare gemv_tensor_core gemv_scalar gemm_fused -- \
                 --tool racecheck --racecheck-report analysis
-            rm -rf "$out/racecheck-site"
-        else
-            note racecheck skipped "needs a wheel of a build with FP4LINEAR_RACECHECK in ./wheelhouse-racecheck"
         fi
-        run_tool initcheck prepare gemv_tensor_core gemv_scalar gemm_fused -- --tool initcheck
+        if wanted initcheck; then run_tool initcheck prepare gemv_tensor_core gemv_scalar gemm_fused -- --tool initcheck; fi
     fi
 fi
 

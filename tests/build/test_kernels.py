@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
 from fp4linear import _core
 from tests.build import elf
+from tests.gpu.kernels import KERNELS as ALL_KERNELS
 
 MODULE = Path(_core.__file__)
 # Path to (part of a kernel's name, the first compute capability that the path runs on, fewest instances): fp16 and bf16
@@ -51,6 +53,14 @@ def test_both_types_of_x_have_kernels(path: str) -> None:
         found = [kernel for kernel in elf.kernels(MODULE, architecture) if name in kernel]
         for dtype in ("7Float16", "8BFloat16"):  # as C++ mangles their names
             assert any(dtype in kernel for kernel in found), f"{architecture} has no {path} for {dtype[1:]}"
+
+
+def test_the_sanitizer_suite_knows_every_kernel_by_its_name() -> None:
+    """Each name is of one entry, so that what a GPU reports can be told apart."""
+    for architecture in elf.sass_architectures(MODULE):
+        for name in elf.kernels(MODULE, architecture):
+            found = [kernel for kernel in ALL_KERNELS if re.search(kernel.pattern, name)]
+            assert len(found) == 1, f"{name}: {found}"
 
 
 # The tensor cores' instruction that a kernel is made of. wgmma is sm_90a's alone: elsewhere its kernels are empty.

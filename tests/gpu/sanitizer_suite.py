@@ -1,9 +1,13 @@
 """A small program for compute-sanitizer: every kernel of this library once or twice, on shapes with edges, checked.
 
     compute-sanitizer --tool memcheck python3 -m tests.gpu.sanitizer_suite [PATH ...]
+    python3 -m tests.gpu.sanitizer_suite --kernels [PATH ...]
 
 Arrays come from CuPy without its memory pool, so that each has its own allocation and bounds, and no kernel of a
-framework runs. PATH limits it to some paths ("prepare" is the kernels around them). Exit code 1: a wrong result.
+framework runs. PATH limits it to some paths ("prepare" is the kernels around them, "borrowed" is weights in JAX's
+arrays, whose own kernels run too; it only runs where it is named). --kernels captures every call as well and asks the
+graph for its kernels: each of tests/gpu/kernels.py that this machine can run has to be among them. Exit code 1: a wrong
+result, or a kernel that nothing ran.
 """
 
 from __future__ import annotations
@@ -18,6 +22,7 @@ from numpy.typing import NDArray
 
 import fp4linear
 from tests import reference
+from tests.gpu.kernels import Machine, launched, missing
 from tests.tolerance import assert_within_contract
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
@@ -35,6 +40,23 @@ ROWS = {
     "gemm_fused": (1, 9, 33, 64, 130, 300),
     "dequant_cublas": (1, 9),
 }
+LARGE = 16 * 16  # rows of W an SM from which on the streaming kernels take no cluster
+# N, N an SM, K, rows of x: layers that are not small, where the streaming kernels and the tiles run.
+MORE = {
+    "gemv_tensor_core": [
+        (40, 0, 4160, (1, 2, 8)),
+        (19, 0, 8256, (1, 8)),  # a cluster along K
+        (8, 16, 8256, (3,)),  # as many tiles as SMs: a kernel of gemm_fused
+        (19, 0, 41_024, (1, 8)),  # several launches
+    ],
+    "gemm_fused": [
+        (40, 0, 4160, (1, 9, 33, 300)),
+        (24, 16, 2112, (9, 24)),
+        (24, LARGE, 192, (9, 32)),
+    ],
+}
+INVARIANT = {"gemm_fused": [(40, 0, 4160, (1, 9, 33, 300)), (300, 0, 192, (2, 40))]}
+named: set[str] | None = None  # kernels that were launched, where they are asked for
 
 
 def find_cublas() -> None:
@@ -63,24 +85,38 @@ def weight(n: int, k: int) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
     return b, random.integers(0x20, 0x59, (n, -(-k // 16)), dtype=np.uint8)
 
 
-def check(layer: Any, values: NDArray, expected: reference.Expected, path: str, x: Any = None) -> None:
-    y = layer.forward(to_device(values) if x is None else x)
+def check(layer: Any, values: NDArray, expected: reference.Expected, path: str | None, x: Any = None) -> None:
+    x = to_device(values) if x is None else x
+    y = layer.forward(x)
     assert layer.last_path == path, layer.last_path
     assert_within_contract(to_host(y), expected)
+    if named is not None:
+        cupy.cuda.Device().synchronize()
+        stream = cupy.cuda.Stream(non_blocking=True)
+        with stream:
+            layer.forward(x, out=y)  # this stream's scratch is taken before the capture
+            stream.synchronize()
+            named.update(launched(stream.ptr, lambda: layer.forward(x, out=y)))
 
 
-def run_path(path: str) -> int:
-    done = 0
-    for n, k in SHAPES[path]:
-        b, scales = weight(n, k)
-        rows, bias = np.linspace(-1, 1, n).astype(np.float32), np.linspace(-3, 3, n).astype(np.float32)
-        for scale2, shift in ((0.125, None), (rows, bias)):
-            layer = fp4linear.Fp4Linear(b, scales, scale2, shift, device="cuda", path=path)
+def run_layers(path: str, n: int, k: int, row_counts: tuple[int, ...], **options: Any) -> int:
+    """A factor for all rows and no bias, then one a row and a bias."""
+    b, scales = weight(n, k)
+    rows, bias = np.linspace(-1, 1, n).astype(np.float32), np.linspace(-3, 3, n).astype(np.float32)
+    for scale2, shift in ((0.125, None), (rows, bias)):
+        layer = fp4linear.Fp4Linear(b, scales, scale2, shift, device="cuda", path=path, **options)
+        for m in row_counts:
             for dtype in TYPES:
-                for m in ROWS[path]:
-                    values = np.random.default_rng(m).standard_normal((m, k)).astype(dtype)
-                    check(layer, values, reference.linear(values, b, scales, scale2, shift), path)
-                    done += 1
+                values = np.random.default_rng(m).standard_normal((m, k)).astype(dtype)
+                check(layer, values, reference.linear(values, b, scales, scale2, shift), path)
+    return 2 * len(TYPES) * len(row_counts)
+
+
+def run_path(path: str, sm_count: int) -> int:
+    done = sum(run_layers(path, n, k, ROWS[path]) for n, k in SHAPES[path])
+    done += sum(run_layers(path, n + each * sm_count, k, rows) for n, each, k, rows in MORE.get(path, ()))
+    for n, each, k, rows in INVARIANT.get(path, ()):
+        done += run_layers(path, n + each * sm_count, k, rows, batch_invariant=True)
     if path != "dequant_cublas":  # sums that leave the fp32 range and are made again
         b, _ = weight(40, 1024)
         scales = np.full((40, 64), 0x7E, np.uint8)
@@ -112,24 +148,62 @@ def prepare() -> int:
             check(layer, same, reference.linear(same, b, scales, 1.0), "gemv_tensor_core", view)
     bias = np.arange(5, dtype=np.float32)
     empty = fp4linear.Fp4Linear(np.zeros((5, 0), np.uint8), np.zeros((5, 0), np.uint8), 1.0, bias, device="cuda")
-    assert (to_host(empty.forward(to_device(np.zeros((3, 0), np.float16)))) == bias).all()
+    for dtype in TYPES:
+        check(empty, np.zeros((3, 0), dtype), reference.Expected(np.tile(bias, (3, 1)), np.zeros((3, 5))), None)
     return 12
 
 
-def main(chosen: list[str]) -> None:
+def borrowed() -> int:
+    """Weights in JAX's arrays, both forms that a GPU takes."""
+    import jax
+
+    import fp4linear.jax as fj
+
+    done = 0
+    for n, k in ((19, 192), (40, 4160)):
+        b, scales = weight(n, k)
+        scale2 = np.linspace(0.1, 1, n).astype(np.float32)
+        for form in ("prepacked", "canonical"):
+            params = fj.Fp4Params.from_canonical(b, scales, scale2, form=form, device=jax.devices("gpu")[0])
+            for m in (1, 8) if form == "canonical" else (1, 8, 40):
+                values = np.random.default_rng(m).standard_normal((m, k)).astype(np.float16)
+                y = np.asarray(fj.linear(jax.device_put(values, jax.devices("gpu")[0]), params))
+                assert_within_contract(y, reference.linear(values, b, scales, scale2))
+                done += 1
+    return done
+
+
+def run_part(part: str) -> int:
+    if part == "prepare":
+        return prepare()
+    if part == "borrowed":
+        return borrowed()
+    probe = fp4linear.Fp4Linear(*weight(16, 128), 1.0, device="cuda", path=part).plan(1)
+    if probe.path is None:
+        raise SystemExit(f"{part} can't run here: {probe.reasons[part]}")
+    return run_path(part, fp4linear._core.cuda_info()["devices"][0]["sm_count"])
+
+
+def main(arguments: list[str]) -> None:
+    global named
     cupy.cuda.set_allocator(None)
     find_cublas()
-    for part in chosen or ["prepare", *SHAPES]:
-        if part == "prepare":
-            done = prepare()
-        else:
-            probe = fp4linear.Fp4Linear(*weight(16, 128), 1.0, device="cuda", path=part).plan(1)
-            if probe.path is None:
-                raise SystemExit(f"{part} can't run here: {probe.reasons[part]}")
-            done = run_path(part)
+    machine = Machine.of(fp4linear._core.cuda_info())
+    chosen = [argument for argument in arguments if argument != "--kernels"]
+    absent = []
+    for part in chosen or PARTS:
+        named = set() if "--kernels" in arguments and part != "borrowed" else None
+        done = run_part(part)
         cupy.cuda.Device().synchronize()
         print(f"{part}: {done} checks", flush=True)
+        if named is not None:
+            print("\n".join(f"  {name}" for name in sorted(named)))
+            absent += [f"{part}: nothing ran {kernel}" for kernel in missing(part, named, machine)]
+    if absent:
+        raise SystemExit("\n".join(absent))
 
+
+PARTS = ("prepare", *SHAPES)
 
 if __name__ == "__main__":
     main(sys.argv[1:])
