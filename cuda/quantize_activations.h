@@ -26,10 +26,12 @@ struct DynamicScale {
 // Reads m, k, dtype, x and x_row_stride of the problem; any stride, x aligned to its elements.
 cudaError_t dynamic_global_scale(const Problem& problem, DynamicScale* result, cudaStream_t stream);
 
-// codes [m, k/2] and the scales of [m, ceil(k/16)], the padding of the swizzled layout zeroed; k is even and > 0. Reads
-// what dynamic_global_scale() reads. codes and scales may lie at any byte, but swizzled scales at a multiple of 4.
+// codes [m, k/2] and the scales of [m, ceil(k/16)], the padding of the swizzled layout zeroed; k is even. Reads what
+// dynamic_global_scale() reads. codes and scales may lie at any byte, but swizzled scales at a multiple of 4.
+// global_scale_out: where g is written to as well, or null.
 cudaError_t quantize_activations(const Problem& problem, GlobalScale global_scale, ScaleLayout layout,
-                                 std::uint8_t* codes, std::uint8_t* scales, cudaStream_t stream);
+                                 std::uint8_t* codes, std::uint8_t* scales, cudaStream_t stream,
+                                 float* global_scale_out = nullptr);
 
 // The same into scratch of the stream, valid until the next such call on it. input_global_scale: 0 takes the dynamic
 // one. May be captured; throws on a CUDA error.

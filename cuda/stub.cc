@@ -31,6 +31,12 @@ void dequantize_host(const DequantizeArguments& /*weight*/, DType /*out_dtype*/,
     throw std::runtime_error(no_cuda);
 }
 
+NativeCheck check_native(int /*sm*/, std::int64_t /*m*/, std::int64_t /*n*/, std::int64_t /*k*/, DType /*dtype*/) {
+    NativeCheck check;
+    check.reason = no_cuda;
+    return check;
+}
+
 // Nothing below is reached: no layer gets onto a device that device_count() denies.
 WeightForm choose_form(std::int64_t /*k*/, int /*block_size*/, bool /*has_nan_scales*/, const DeviceSpec& /*device*/,
                        const Options& /*options*/) {
@@ -58,6 +64,11 @@ void run(PathId /*path*/, const BorrowedWeight& /*weight*/, const Problem& /*pro
     throw std::runtime_error(no_cuda);
 }
 void fill_with_bias(const BorrowedWeight& /*weight*/, const Problem& /*problem*/, void* /*stream*/) {
+    throw std::runtime_error(no_cuda);
+}
+void quantize_activations(const Problem& /*problem*/, float /*global_scale*/, ScaleLayout /*layout*/,
+                          std::uint8_t* /*codes*/, std::uint8_t* /*scales*/, float* /*global_scale_out*/,
+                          void* /*stream*/) {
     throw std::runtime_error(no_cuda);
 }
 void prepare_device(int /*device*/) { throw std::runtime_error(no_cuda); }

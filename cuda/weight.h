@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "formats/swizzle.h"
 #include "plan.h"
 #include "problem.h"
 
@@ -60,6 +61,12 @@ void dequantize_rows(const Weight& weight, std::int64_t first, std::int64_t coun
 
 // y for K = 0: every row is the bias, or zeros.
 void fill_with_bias(const Weight& weight, const Problem& problem, void* stream);
+
+// x of the problem (m, k, dtype, x, x_row_stride; any stride, aligned to its elements; k even) as NVFP4, the bits of
+// cpu::quantize_activations(): codes [m, k/2], scales in the layout (swizzled ones at a multiple of 4 bytes) and the
+// global scale. All on the device. global_scale: 0 takes the dynamic one. Asynchronous, may be captured.
+void quantize_activations(const Problem& problem, float global_scale, ScaleLayout layout, std::uint8_t* codes,
+                          std::uint8_t* scales, float* global_scale_out, void* stream);
 
 // Copies a strided 16-bit array to C-contiguous memory, on the stream. strides in bytes; at most 8 axes.
 void gather(void* to, const void* from, int ndim, const std::int64_t* shape, const std::int64_t* strides, void* stream);
