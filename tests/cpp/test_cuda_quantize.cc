@@ -68,8 +68,8 @@ template <class Pattern>
 void test_codes(float g, const Table& table) {
     std::array<std::uint32_t, gpu::scale_count> greatest{};  // pattern with the scale
     for (std::uint32_t pattern = 1; pattern < Pattern::infinity; ++pattern)
-        greatest[act::block_scale(act::product(std::bit_cast<std::uint32_t>(value_of<Pattern>(pattern)), split_of(g)))] =
-            pattern;
+        greatest[act::block_scale(
+            act::product(std::bit_cast<std::uint32_t>(value_of<Pattern>(pattern)), split_of(g)))] = pattern;
     long wrong = 0, blocks = 0;
     for (const std::uint32_t amax : greatest) {
         for (std::uint32_t first = 0; amax != 0 && first <= amax; first += 15, ++blocks) {
