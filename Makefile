@@ -30,7 +30,7 @@ SOURCES := $(NATIVE) $(shell find src -name '*.py' -o -name py.typed) pyproject.
 TIDY := $(filter %.cc %.cpp,$(filter-out cuda/% %/test_swizzle_cutlass.cc %/test_cuda_dequantize.cc,$(NATIVE))) cuda/stub.cc
 
 .PHONY: help demo test test-cpp test-frameworks test-wheel gpu-check bench lint lint-format lint-types lint-cpp format sanitize \
-    wheel develop headers clean
+    wheel develop headers docs clean
 .DELETE_ON_ERROR:
 
 help:
@@ -43,6 +43,7 @@ help:
 	@echo 'make lint             format, types and static checks; make format formats'
 	@echo 'make sanitize         the C++ tests under AddressSanitizer and UndefinedBehaviorSanitizer'
 	@echo 'make wheel            dist/: one wheel with CUDA for every architecture'
+	@echo 'make docs             the site of the documents, build/docs/index.html; warnings are errors'
 	@echo 'make develop          an editable installation that rebuilds on import'
 
 demo: $(STAMPS)/package $(STAMPS)/demo $(STAMPS)/sample-model
@@ -102,6 +103,11 @@ develop: $(STAMPS)/build-tools
 	$(PIP) install $(BUILD_SETTINGS) --config-settings=editable.rebuild=true --editable .
 	rm -f $(STAMPS)/package
 
+# The reference documents what is installed, so the frameworks have to be there. Nothing of an earlier site is reused.
+docs: $(STAMPS)/package $(STAMPS)/frameworks $(STAMPS)/docs
+	rm -rf build/docs
+	$(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going -d build/docs.doctrees --fresh-env docs build/docs
+
 # Headers that the CUTLASS test compiles against; without them it is skipped.
 headers: $(STAMPS)/headers
 
@@ -142,7 +148,7 @@ $(STAMPS)/package: $(STAMPS)/build-tools $(SOURCES)
 	@grep -e '-- fp4linear: ' build/install.log
 	@touch $@
 
-$(STAMPS)/test $(STAMPS)/demo $(STAMPS)/dev $(STAMPS)/plot: $(STAMPS)/%: $(STAMPS)/venv pyproject.toml
+$(STAMPS)/test $(STAMPS)/demo $(STAMPS)/dev $(STAMPS)/plot $(STAMPS)/docs: $(STAMPS)/%: $(STAMPS)/venv pyproject.toml
 	$(BIN)/python build_backend/requirements.py extra $* > $@.txt
 	$(PIP) install --quiet -r $@.txt
 	@touch $@

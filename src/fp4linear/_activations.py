@@ -26,6 +26,8 @@ def quantize_activations(
 ) -> QuantizedActivations:
     """Quantise activations to NVFP4 in blocks of 16 along the last axis, with g the global scale.
 
+    The rule is that of docs/numerics.md, What x becomes:
+
     scale = E4M3(amax / 6 * g), at most 448; code = E2M1(x * g / e4m3(scale)); both to nearest even, as if computed
     without error before. A block whose scale rounds to 0 becomes zeros. A block with an infinity or a NaN gets the NaN
     scale 0x7F and zero codes, so that what is computed from it is NaN.

@@ -13,7 +13,7 @@ Method = Literal["max_abs", "four_over_six", "mse"]
 
 
 class Quantized(NamedTuple):
-    """An NVFP4 weight: what Fp4Linear(*q) takes."""
+    """An NVFP4 weight: what `Fp4Linear(*q)` takes."""
 
     b: npt.NDArray[np.uint8]
     """[N, K/2], two E2M1 codes a byte, the even k in the low nibble."""
@@ -24,7 +24,9 @@ class Quantized(NamedTuple):
 
 
 def quantize(w: Any, *, method: Method = "max_abs", scale2: float | None = None) -> Quantized:
-    """Quantise a float weight to NVFP4 in blocks of 16.
+    """Quantise a float weight to NVFP4 in blocks of 16 along K.
+
+    The formula of every method is in docs/numerics.md, Quantising.
 
     Args:
         w: [N, K] float16, bfloat16, float32 or float64 of any array library, finite; K even.
@@ -53,8 +55,21 @@ def quantize(w: Any, *, method: Method = "max_abs", scale2: float | None = None)
 
 
 def dequantize(b: Any, scales: Any, scale2: Any, *, block_size: int = 16) -> npt.NDArray[np.float32]:
-    """The float32 weight [N, K] of canonical NVFP4 arrays: e2m1 * e4m3 * scale2, rounded once; NaN scales give NaN.
+    """The float32 weight of canonical NVFP4 arrays: e2m1 * e4m3 * scale2, rounded once; NaN scales give NaN.
 
-    Arguments and errors are those of Fp4Linear.
+    Args:
+        b, scales, scale2, block_size: as `Fp4Linear` takes them.
+
+    Returns:
+        float32 [N, K], a NumPy array.
+
+    Raises:
+        TypeError, ValueError: as `Fp4Linear` does, but for NaN scales.
+
+    Example:
+        >>> import numpy as np, fp4linear
+        >>> b, scales = np.array([[0x42, 0x98]], np.uint8), np.array([[0x40]], np.uint8)  # 1, 2, -0, -0.5; scale 2
+        >>> fp4linear.dequantize(b, scales, 0.5)
+        array([[ 1. ,  2. , -0. , -0.5]], dtype=float32)
     """
     return _core.dequantize(b, scales, scale2, block_size)

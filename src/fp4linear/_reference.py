@@ -100,6 +100,9 @@ def reference(
     Returns:
         float64 [..., N].
 
+    Raises:
+        TypeError, ValueError: as Fp4Linear does, naming the argument.
+
     Example:
         >>> import numpy as np, fp4linear
         >>> b, scales = np.array([[0x42, 0x08]], np.uint8), np.array([[0x40]], np.uint8)  # 1, 2, -0, 0; scale 2
@@ -192,6 +195,10 @@ def reference_native(
 
     Returns:
         float64 [..., N]: e2m1 * e4m3 of x times the weight, / g, + bias. NaN in rows of x with an infinity or a NaN.
+
+    Raises:
+        TypeError, ValueError: as reference() does; ValueError for a global scale of x that is given twice, or is not a
+            finite number > 0.
 
     Example:
         >>> import numpy as np, fp4linear

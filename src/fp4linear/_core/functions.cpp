@@ -321,12 +321,14 @@ void bind_functions(nb::module_& m) {
                   "swizzled: bool) -> tuple[numpy.typing.NDArray[numpy.uint8], numpy.typing.NDArray[numpy.uint8], "
                   "numpy.typing.NDArray[numpy.float32]]"),
           "(codes, scales, global scale) of activations [..., K].");
-    m.def("swizzle_scales", swizzle_scales, nb::arg("scales"),
-          nb::sig("def swizzle_scales(scales: typing.Any) -> numpy.typing.NDArray[numpy.uint8]"),
-          "Plain E4M3 scales [N, C] to the 128x4 layout [roundup(N, 128), roundup(C, 4)]; padding is zero.");
+    m.def(
+        "swizzle_scales", swizzle_scales, nb::arg("scales"),
+        nb::sig("def swizzle_scales(scales: typing.Any) -> numpy.typing.NDArray[numpy.uint8]"),
+        "Plain E4M3 scales [N, C] to the 128x4 layout [roundup(N, 128), roundup(C, 4)] of docs/layouts.md; padding is "
+        "zero. TypeError for other types than uint8 and float8_e4m3fn, ValueError for other shapes.");
     m.def("unswizzle_scales", unswizzle_scales, nb::arg("scales"), nb::arg("N"), nb::arg("C"),
           nb::sig("def unswizzle_scales(scales: typing.Any, N: int, C: int) -> numpy.typing.NDArray[numpy.uint8]"),
-          "The 128x4 layout back to plain scales [N, C].");
+          "The 128x4 layout back to plain scales uint8 [N, C]. Errors are those of swizzle_scales.");
     m.def("plan", plan_for, nb::arg("n"), nb::arg("k"), nb::arg("m"), nb::kw_only(), nb::arg("dtype") = "bfloat16",
           nb::arg("block_size") = 16, nb::arg("device") = "cpu", nb::arg("sm_count") = 132, nb::arg("path") = "auto",
           nb::arg("native") = false, nb::arg("gemv_tensor_core") = true, nb::arg("gemv_row_tiling") = true,
@@ -337,8 +339,9 @@ void bind_functions(nb::module_& m) {
               "sm_count: int = 132, path: str = 'auto', native: bool = False, gemv_tensor_core: bool = True, "
               "gemv_row_tiling: bool = True, gemv_max_m: int = -1, batch_invariant: bool = False, "
               "cublaslt: bool = True, cpu_gemv_max_m: int = 16, kernels: typing.Sequence[str] | None = None) -> Plan"),
-          "The plan of a call on any device ('cpu', or 'sm90' and the like), here or not, in a build that holds the "
-          "kernels of the named paths (None: of all).");
+          "The plan of a call of m rows of x by a layer [n, k] on any device ('cpu', or 'sm90' and the like), here or "
+          "not, in a build that holds the kernels of the named paths (None: of all). ValueError for unknown names and "
+          "negative sizes.");
     m.def("isas", isas, nb::sig("def isas() -> list[dict[str, typing.Any]]"),
           "CPU instruction sets, best first: name, runs_here, selected.");
     m.def("cuda_info", cuda_info, nb::sig("def cuda_info() -> dict[str, typing.Any]"),

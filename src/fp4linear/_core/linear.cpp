@@ -615,7 +615,8 @@ void bind_linear(nb::module_& m) {
         "The result is rounded once, from an fp32 sum to the type of x, on every path and shape.\n"
         "The arguments are copied: the layer holds its own form of the weight, on its device, and borrows\n"
         "nothing.\n"
-        "A layer never changes after construction; any thread may call it.\n\n"
+        "A layer never changes after construction; any thread may call it. It can be pickled and copied.\n"
+        "E2M1 is that of OCP Microscaling Formats v1.0, E4M3 that of OCP 8-bit Floating Point.\n\n"
         "Args:\n"
         "    b: [N, K/2] uint8 (int8 and the frameworks' float4_e2m1 types too), two E2M1 codes a byte,\n"
         "        the even k in the low nibble.\n"
@@ -636,7 +637,14 @@ void bind_linear(nb::module_& m) {
         "        (2688 / amax); input_global_scale='dynamic' takes it from the x of each call. By default 1.\n\n"
         "Raises:\n"
         "    TypeError: an argument of a type that is not listed.\n"
-        "    ValueError: a shape that does not fit, NaN scales, a scale2 that is not finite.")
+        "    ValueError: a shape that does not fit, NaN scales, a scale2 that is not finite.\n\n"
+        "Example:\n"
+        "    >>> import numpy as np, fp4linear\n"
+        "    >>> b = np.array([[0x22, 0x22], [0x44, 0xCC]], np.uint8)  # rows of W / scale: 1 1 1 1 and 2 2 -2 -2\n"
+        "    >>> scales = np.array([[0x38], [0x40]], np.uint8)  # 1 and 2\n"
+        "    >>> layer = fp4linear.Fp4Linear(b, scales, 0.5, bias=np.array([0, 100], np.float32))\n"
+        "    >>> layer(np.array([1, 2, 3, 4], np.float16))\n"
+        "    array([ 5., 92.], dtype=float16)")
         .def(
             "__init__",
             [](Layer* self, nb::handle b, nb::handle scales, nb::handle scale2, nb::handle bias, int block_size,
@@ -661,7 +669,7 @@ void bind_linear(nb::module_& m) {
             nb::arg("stream").none() = nb::none(),
             nb::sig(
                 "def forward(self, x: _ArrayT, *, out: _ArrayT | None = None, stream: typing.Any = None) -> _ArrayT"),
-            "y = x @ W.T + bias.\n\n"
+            "y = x @ W.T + bias, rounded once to x's type.\n\n"
             "Args:\n"
             "    x: [..., K] float16, bfloat16 or float32, of NumPy, torch, JAX or any DLPack producer; any strides.\n"
             "        Leading axes flatten to M; a 1-D x gives a 1-D y.\n"
@@ -693,7 +701,13 @@ void bind_linear(nb::module_& m) {
                                    .block_size = layer.linear->block_size(),
                                    .dtype = t}};
             },
-            nb::arg("M"), nb::arg("dtype") = "bfloat16", "The path that M rows of x take, with the reasons.")
+            nb::arg("M"), nb::arg("dtype") = "bfloat16",
+            "The path that a call takes, with the reasons; nothing is run.\n\n"
+            "Args:\n"
+            "    M: rows of x, the product of its leading axes.\n"
+            "    dtype: 'float16', 'bfloat16' or 'float32', the type of x.\n\n"
+            "Raises:\n"
+            "    ValueError: an unknown dtype, or M < 0.")
         .def(
             "canonical", canonical,
             nb::sig("def canonical(self) -> tuple[numpy.typing.NDArray[numpy.uint8], "
@@ -703,17 +717,17 @@ void bind_linear(nb::module_& m) {
         .def("dequantize", dequantize_layer, nb::sig("def dequantize(self) -> numpy.typing.NDArray[numpy.float32]"),
              "The weight as float32 [N, K]: e2m1 * e4m3 * scale2, rounded once.")
         .def_prop_ro(
-            "in_features", [](const Layer& l) { return l.linear->in_features(); }, "K.")
+            "in_features", [](const Layer& l) { return l.linear->in_features(); }, "Length of x's last axis, K.")
         .def_prop_ro(
-            "out_features", [](const Layer& l) { return l.linear->out_features(); }, "N.")
+            "out_features", [](const Layer& l) { return l.linear->out_features(); }, "Length of y's last axis, N.")
         .def_prop_ro(
             "block_size", [](const Layer& l) { return l.linear->block_size(); }, "Values of K that share a scale.")
         .def_prop_ro(
             "nbytes", [](const Layer& l) { return l.linear->nbytes(); },
-            "Bytes that the layer holds: weight, scales, factors and bias.")
+            "Bytes that the layer holds, of weight, scales, factors and bias.")
         .def_prop_ro(
             "device", [](const Layer& l) { return place_text(place_of_layer(*l.linear)); },
-            "Where the weight is: 'cpu' or 'cuda:N'.")
+            "Where the weight is, 'cpu' or 'cuda:N'.")
         .def_prop_ro(
             "isa", [](const Layer& l) { return std::string(l.linear->isa().name); },
             "The CPU instruction set that the layer's calls use.")

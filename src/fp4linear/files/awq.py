@@ -22,7 +22,19 @@ class AwqLinear:
     The product is rounded once to x's type before the layer rounds its own result: the factors can't be folded into
     the weight, whose block scales cover 16 of them, without quantising it anew.
 
-    layer: the `Fp4Linear`; pre_quant_scale: float32 [K].
+    Args:
+        layer: the `Fp4Linear`, N x K.
+        pre_quant_scale: [K], taken as float32.
+
+    Raises:
+        ValueError: factors of another shape.
+
+    Example:
+        >>> import numpy as np, fp4linear
+        >>> layer = fp4linear.Fp4Linear(*fp4linear.quantize(np.eye(4, 16, dtype=np.float32)))
+        >>> awq = fp4linear.files.AwqLinear(layer, np.full(16, 2.0))
+        >>> awq(np.ones(16, np.float32))
+        array([2., 2., 2., 2.], dtype=float32)
     """
 
     def __init__(self, layer: Fp4Linear, pre_quant_scale: npt.ArrayLike) -> None:
@@ -79,8 +91,23 @@ def load_awq(
 ) -> AwqLinear:
     """A layer with the `pre_quant_scale` of ModelOpt's NVFP4_AWQ, applied to x in every call.
 
-    Args and errors: as for `fp4linear.load`. Layers to fuse must share their factors. ValueError where the layer has
-    no pre_quant_scale.
+    Args:
+        path_or_mapping, name, nan_scales, bias, format, swizzled: as for `fp4linear.load`. Layers to fuse must share
+            their factors.
+        options: device, path, isa, threads, batch_invariant, as for `fp4linear.Fp4Linear`.
+
+    Raises:
+        ValueError: the layer has no pre_quant_scale.
+        FormatError, TypeError: as `fp4linear.load` does.
+
+    Example:
+        >>> import numpy as np, fp4linear
+        >>> q = fp4linear.quantize(np.eye(4, 16, dtype=np.float32))
+        >>> tensors = {"up.weight": q.b, "up.weight_scale": q.scales, "up.weight_scale_2": q.scale2}
+        >>> tensors["up.pre_quant_scale"] = np.full(16, 2.0, np.float32)
+        >>> layer = fp4linear.files.load_awq(tensors, "up")
+        >>> layer(np.ones(16, np.float32))
+        array([2., 2., 2., 2.], dtype=float32)
     """
     from fp4linear import Fp4Linear
 

@@ -211,7 +211,15 @@ class ArrayTensors(Tensors):
 def open_tensors(source: str | os.PathLike[str] | Mapping[str, Any] | Tensors) -> Tensors:
     """Opens a .safetensors or GGUF file, an index, a directory with either, or wraps a mapping of arrays.
 
-    Raises FormatError for damaged files and for kinds of file that aren't supported, TypeError for other arguments.
+    Raises:
+        FormatError: a damaged file, or a kind of file that isn't supported.
+        TypeError: no path and no mapping.
+
+    Example:
+        >>> import numpy as np, fp4linear
+        >>> tensors = fp4linear.files.open_tensors({"norm.weight": np.ones(8, np.float32)})
+        >>> list(tensors), tensors.info("norm.weight").shape, tensors.floats("norm.weight").dtype.name
+        (['norm.weight'], (8,), 'float32')
     """
     if isinstance(source, Tensors):
         return source

@@ -74,6 +74,17 @@ def convert_file(
     Raises:
         FormatError: a damaged source, a layer that can't be read, or one that the target can't hold.
         ValueError: an unknown format, or no NVFP4 layer in the source.
+
+    Example:
+        >>> import numpy as np, os, tempfile, fp4linear
+        >>> q = fp4linear.quantize(np.eye(4, 16, dtype=np.float32))
+        >>> tensors = {"up.weight": q.b, "up.weight_scale": q.scales, "up.weight_scale_2": q.scale2}
+        >>> folder = tempfile.TemporaryDirectory()
+        >>> path = os.path.join(folder.name, "out.safetensors")
+        >>> fp4linear.files.convert_file(tensors, path, "torchao")[0].source_format
+        'modelopt'
+        >>> fp4linear.files.layers(path)[0].format
+        'torchao'
         FileExistsError: destination exists and force is False.
     """
     if to not in WRITERS:

@@ -56,6 +56,7 @@ class FileReport:
     mismatched: list[dict[str, float]]
 
     def as_dict(self) -> dict[str, Any]:
+        """The same as plain dictionaries and lists, ready for JSON."""
         return asdict(self)
 
 
@@ -67,10 +68,23 @@ def inspect(
     swizzled: bool | None = None,
     nibbles: Literal["low", "high"] | None = None,
 ) -> FileReport:
-    """Reads every quantised layer's scales. Raises FormatError for a damaged file; lists layers that can't be loaded.
+    """What a checkpoint holds, with every layer's scales read: layers that can't be loaded are listed with the reason.
 
-    rows: the values of M whose paths to report; format, swizzled, nibbles: as for `load`, for the layers that leave a
-    doubt.
+    Args:
+        source: as for `load`.
+        rows: the values of M whose paths to report.
+        format, swizzled, nibbles: as for `load`, for the layers that leave a doubt.
+
+    Raises:
+        FormatError: a damaged file. ValueError, TypeError: as `load` does.
+
+    Example:
+        >>> import numpy as np, fp4linear
+        >>> q = fp4linear.quantize(np.eye(4, 16, dtype=np.float32))
+        >>> tensors = {"up.weight": q.b, "up.weight_scale": q.scales, "up.weight_scale_2": q.scale2}
+        >>> report = fp4linear.files.inspect(tensors).layers[0]
+        >>> report.format, report.out_features, report.in_features, report.nan_scales, report.zero_scales
+        ('modelopt', 4, 16, 0, 0)
     """
     tensors = open_tensors(source)
     asked, counts = checked(format, swizzled, nibbles), tuple(rows)

@@ -66,9 +66,9 @@ def load(
     multiplied first (AWQ) is refused: `fp4linear.files.load_awq` does both.
 
     Args:
-        path_or_mapping: a .safetensors or GGUF file, a *.safetensors.index.json, a directory that holds one of them, a
-            mapping from tensor names to NumPy arrays (uint8 or ml_dtypes' float8_e4m3fn bytes), or what
-            `fp4linear.files.open_tensors` returned.
+        path_or_mapping: a .safetensors or GGUF file, an index of shards (`.safetensors.index.json`), a directory
+            that holds one of them, a mapping from tensor names to NumPy arrays (uint8 or ml_dtypes' float8_e4m3fn
+            bytes), or what `fp4linear.files.open_tensors` returned.
         name: "X" or "X.weight"; "X[3]" for expert 3 of a stack. A list of names makes one fused layer, rows
             concatenated in that order; where the global scales differ, every row keeps its own.
         nan_scales: what to do with NaN scale bytes, as for `Fp4Linear`.
@@ -82,6 +82,14 @@ def load(
         FormatError: (a ValueError) a damaged file, inconsistent tensors, or a format that isn't supported.
         ValueError: no such layer, or a value that `Fp4Linear` refuses.
         TypeError: an argument of a wrong type.
+
+    Example:
+        >>> import numpy as np, fp4linear
+        >>> q = fp4linear.quantize(np.eye(4, 16, dtype=np.float32))
+        >>> tensors = {"up.weight": q.b, "up.weight_scale": q.scales, "up.weight_scale_2": q.scale2}  # or a file's path
+        >>> layer = fp4linear.load(tensors, "up")
+        >>> layer.out_features, layer.in_features, bool((layer.canonical()[0] == q.b).all())
+        (4, 16, True)
     """
     from fp4linear import Fp4Linear
 
@@ -108,7 +116,19 @@ def load(
 def layers(path_or_mapping: Source) -> list[LayerInfo]:
     """The quantised layers of a checkpoint in its order, those that can't be loaded included, with the reason.
 
-    Raises FormatError for a damaged file and for a kind of file that isn't supported.
+    Args:
+        path_or_mapping: as for `load`.
+
+    Raises:
+        FormatError: a damaged file, or a kind of file that isn't supported.
+        TypeError: no path and no mapping.
+
+    Example:
+        >>> import numpy as np, fp4linear
+        >>> q = fp4linear.quantize(np.eye(4, 16, dtype=np.float32))
+        >>> tensors = {"up.weight": q.b, "up.weight_scale": q.scales, "up.weight_scale_2": q.scale2}
+        >>> fp4linear.files.layers(tensors)
+        [LayerInfo(name='up', format='modelopt', problem=None, shape=(4, 16))]
     """
     tensors = open_tensors(path_or_mapping)
     return [
@@ -126,9 +146,27 @@ def read_layer(
     nibbles: Literal["low", "high"] | None = None,
     awq: bool = False,
 ) -> Parts:
-    """One layer in canonical form, as views of the file where possible. Raises as `load` does.
+    """One layer in canonical form, as views of the file where possible.
 
-    awq: also give layers whose x must be multiplied by `pre_quant_scale`; the caller then does that.
+    Args:
+        tensors: what `open_tensors` returned.
+        name, format, swizzled, nibbles: as for `load`.
+        awq: also give layers whose x must be multiplied by `pre_quant_scale`; the caller then does that.
+
+    Returns:
+        An object with b uint8 [N, K/2], scales uint8 [N, ceil(K/16)], scale2 float32 0-d or [N], bias float32 [N] or
+        None, pre_quant_scale float32 [K] or None.
+
+    Raises:
+        FormatError, ValueError, TypeError: as `load` does.
+
+    Example:
+        >>> import numpy as np, fp4linear
+        >>> q = fp4linear.quantize(np.eye(4, 16, dtype=np.float32))
+        >>> tensors = {"up.weight": q.b, "up.weight_scale": q.scales, "up.weight_scale_2": q.scale2}
+        >>> parts = fp4linear.files.read_layer(fp4linear.files.open_tensors(tensors), "up")
+        >>> bool((parts.b == q.b).all() and (parts.scales == q.scales).all()), parts.bias
+        (True, None)
     """
     asked = checked(format, swizzled, nibbles)
     layer, found = find_layer(tensors, name, asked)

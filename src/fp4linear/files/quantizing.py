@@ -63,6 +63,16 @@ def quantize_file(
     Raises:
         FormatError: a damaged source. ValueError: nothing to quantise, or a weight that isn't finite.
         FileExistsError: destination exists and force is False.
+
+    Example:
+        >>> import numpy as np, os, tempfile, fp4linear
+        >>> folder = tempfile.TemporaryDirectory()
+        >>> path = os.path.join(folder.name, "small.safetensors")
+        >>> made = fp4linear.files.quantize_file({"up.weight": np.eye(32, 64, dtype=np.float32)}, path)
+        >>> made[0].name, made[0].bytes_before, made[0].bytes_after
+        ('up', 8192, 1156)
+        >>> fp4linear.load(path, "up").out_features
+        32
     """
     tensors = open_tensors(source)
     path = Path(destination)

@@ -130,7 +130,17 @@ def save_modelopt(
         layers: from X to a layer, or to (b, scales, scale2) or (b, scales, scale2, bias), such as `quantize` returns.
         metadata: more entries for the header.
 
-    Raises ValueError for a layer with one scale2 a row or with another block size than 16: the format holds neither.
+    Raises:
+        ValueError: a layer with one scale2 a row or with another block size than 16: the format holds neither.
+
+    Example:
+        >>> import numpy as np, os, tempfile, fp4linear
+        >>> q = fp4linear.quantize(np.eye(4, 16, dtype=np.float32))
+        >>> folder = tempfile.TemporaryDirectory()
+        >>> path = os.path.join(folder.name, "small.safetensors")
+        >>> fp4linear.files.save_modelopt(path, {"up": q, "down": fp4linear.Fp4Linear(*q)})
+        >>> [info.name for info in fp4linear.files.layers(path)]
+        ['down', 'up']
     """
     specs: dict[str, Spec] = {}
     arrays: list[tuple[str, Array]] = []

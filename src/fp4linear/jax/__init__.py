@@ -1,4 +1,4 @@
-"""NVFP4 linear layers inside JAX programs: jit, vmap, grad, shard_map, on the CPU and on NVIDIA GPUs.
+"""NVFP4 linear layers inside JAX programs: jit, vmap, grad, shard_map, on the CPU and on NVIDIA GPUs::
 
     params = fp4linear.jax.Fp4Params.from_float(w)
     y = jax.jit(fp4linear.jax.linear)(x, params)

@@ -46,6 +46,14 @@ def linear(
     Raises:
         TypeError, ValueError: x or the parameters' arrays do not fit. What only shows when the program runs (the
             platform, a path that cannot run there) is an error of XLA's (jax.errors.JaxRuntimeError).
+
+    Example:
+        >>> import jax, jax.numpy as jnp, numpy as np
+        >>> from fp4linear.jax import Fp4Params, linear
+        >>> params = Fp4Params.from_float(np.eye(32, 64, dtype=np.float32))
+        >>> y = jax.jit(linear)(jnp.ones((2, 64), jnp.bfloat16), params)
+        >>> y.shape, y.dtype.name, float(y.sum())
+        ((2, 32), 'bfloat16', 64.0)
     """
     if not isinstance(params, Fp4Params):
         raise TypeError(f"params: expected Fp4Params, got {type(params).__name__}")

@@ -19,7 +19,7 @@ Form = Literal["tiled", "prepacked", "canonical"]
 
 
 class Canonical(NamedTuple):
-    """An NVFP4 weight on the host: what Fp4Linear(*c) takes."""
+    """An NVFP4 weight on the host: what `Fp4Linear(*c)` takes."""
 
     b: npt.NDArray[np.uint8]
     """[N, K/2], two E2M1 codes a byte, the even k in the low nibble."""
@@ -37,6 +37,15 @@ class Fp4Params:
 
     Make it with from_canonical(), from_float() or from_layer(). The arrays are leaves, the rest is static. `n` and `k`
     stay those of the whole layer where the arrays are shards of it.
+
+    Example:
+        >>> import jax, numpy as np
+        >>> from fp4linear.jax import Fp4Params
+        >>> params = Fp4Params.from_float(np.eye(32, 64, dtype=np.float32), np.zeros(32, np.float32), form="tiled")
+        >>> params
+        Fp4Params(n=32, k=64, block_size=16, form='tiled', bias=True)
+        >>> jax.tree.map(lambda leaf: leaf.shape, params).weight
+        (2, 1, 576)
     """
 
     weight: Any
@@ -92,6 +101,9 @@ class Fp4Params:
         """Parameters equal to a layer's, wherever it is; the layer's options (path, threads, ...) do not come along.
 
         NaN scales that the layer reads as zero are NaN here: pass such weights to from_canonical(nan_scales='zero').
+
+        Raises:
+            ValueError: a form that cannot hold the weight.
         """
         return cls._from_host(layer, False, form, device)
 
@@ -106,7 +118,15 @@ class Fp4Params:
         form: Form | Literal["auto"] = "auto",
         device: jax.Device | None = None,
     ) -> Fp4Params:
-        """Parameters of a float weight [N, K], quantised as fp4linear.quantize(w, method=, scale2=) does."""
+        """Parameters of a float weight [N, K], quantised as fp4linear.quantize(w, method=, scale2=) does.
+
+        Args:
+            w, method, scale2: as fp4linear.quantize takes them.
+            bias, form, device: as from_canonical() takes them.
+
+        Raises:
+            TypeError, ValueError: as fp4linear.quantize and from_canonical() do.
+        """
         q = fp4linear.quantize(w, method=method, scale2=scale2)
         return cls.from_canonical(*q, bias, form=form, device=device)
 

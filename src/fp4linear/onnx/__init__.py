@@ -2,7 +2,7 @@
 
 Read are com.microsoft's MatMulBlockQuantizedFp4Weight nodes and FLOAT4E2M1 weights behind two DequantizeLinear nodes
 (ModelOpt's export); written is the former. Needs the package onnx (`pip install "fp4linear[onnx]"`). A model is never
-executed and nothing in it is trusted.
+executed and nothing in it is trusted::
 
     layer = fp4linear.onnx.load("model.onnx", "model.layers.0.mlp.up_proj")
     small = fp4linear.onnx.quantize("model.onnx", activations="float16")

@@ -72,6 +72,21 @@ def layers(model: Source, *, folder: str | os.PathLike[str] | None = None) -> li
     Args:
         model: a path, or an onnx.ModelProto.
         folder: where external data lies, for a ModelProto.
+
+    Raises:
+        FormatError: (a ValueError) a damaged model.
+        OSError: a file that can't be read.
+
+    Example:
+        >>> import numpy as np, onnx, fp4linear.onnx
+        >>> from onnx import helper, numpy_helper
+        >>> w = numpy_helper.from_array(np.eye(64, 32, dtype=np.float32), "up.weight")  # [K, N]
+        >>> x, y = (helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None) for name in "xy")
+        >>> node = helper.make_node("MatMul", ["x", "up.weight"], ["y"], name="up")
+        >>> model = helper.make_model(helper.make_graph([node], "model", [x], [y], [w]))
+        >>> small = fp4linear.onnx.quantize(model, activations="float16")
+        >>> [(info.name, info.shape, info.problem) for info in fp4linear.onnx.layers(small)]
+        [('up', (32, 64), None)]
     """
     proto, where = read_model(model, folder)
     graph = Graph(proto, where)
@@ -113,6 +128,17 @@ def load(
         ValueError: no such layer, more than one, or a value that `Fp4Linear` refuses.
         TypeError: an argument of a wrong type.
         OSError: a file that can't be read.
+
+    Example:
+        >>> import numpy as np, onnx, fp4linear.onnx
+        >>> from onnx import helper, numpy_helper
+        >>> w = numpy_helper.from_array(np.eye(64, 32, dtype=np.float32), "up.weight")  # [K, N]
+        >>> x, y = (helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None) for name in "xy")
+        >>> node = helper.make_node("MatMul", ["x", "up.weight"], ["y"], name="up")
+        >>> model = helper.make_model(helper.make_graph([node], "model", [x], [y], [w]))
+        >>> layer = fp4linear.onnx.load(fp4linear.onnx.quantize(model, activations="float16"), "up")
+        >>> layer.out_features, layer.in_features
+        (32, 64)
     """
     from fp4linear import Fp4Linear
 

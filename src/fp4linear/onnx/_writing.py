@@ -51,6 +51,13 @@ def to_node(
     Raises:
         TypeError: an argument of a wrong type.
         ValueError: a layer that the operator can't hold.
+
+    Example:
+        >>> import numpy as np, fp4linear.onnx
+        >>> layer = fp4linear.Fp4Linear(*fp4linear.quantize(np.eye(32, 64, dtype=np.float32)))
+        >>> node, tensors = fp4linear.onnx.to_node(layer, "up", "x", "y", dtype="bfloat16")
+        >>> node.op_type, [tensor.name for tensor in tensors]
+        ('MatMulBlockQuantizedFp4Weight', ['up.weight', 'up.weight_scale', 'up.weight_scale_2'])
     """
     for argument, value in (("name", name), ("x", x), ("y", y)):
         if not isinstance(value, str):
@@ -92,6 +99,19 @@ def replace(
     Raises:
         FormatError: (a ValueError) a damaged model.
         ValueError: no such weight, another shape, a Gemm with transA, alpha or beta, or what `to_node` refuses.
+        TypeError: layers is no mapping.
+
+    Example:
+        >>> import numpy as np, onnx, fp4linear.onnx
+        >>> from onnx import helper, numpy_helper
+        >>> w = numpy_helper.from_array(np.eye(64, 32, dtype=np.float32), "up.weight")  # [K, N]
+        >>> x, y = (helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None) for name in "xy")
+        >>> node = helper.make_node("MatMul", ["x", "up.weight"], ["y"], name="up")
+        >>> model = helper.make_model(helper.make_graph([node], "model", [x], [y], [w]))
+        >>> layer = fp4linear.Fp4Linear(*fp4linear.quantize(np.eye(32, 64, dtype=np.float32)))  # [N, K]
+        >>> small = fp4linear.onnx.replace(model, {"up.weight": layer}, activations="float16")
+        >>> [node.op_type for node in small.graph.node]
+        ['Cast', 'MatMulBlockQuantizedFp4Weight', 'Cast']
     """
     source, where = read_model(model, folder)
     _check_activations(activations)
@@ -140,7 +160,23 @@ def quantize(
         names: weight initialisers or nodes; None for every constant matrix with an even K whose nodes can be replaced.
         method: as for `fp4linear.quantize`.
 
-    Raises: as `replace`, and as `fp4linear.quantize` for values that are not finite.
+    Returns:
+        The new model, as of `replace`.
+
+    Raises:
+        FormatError, ValueError, TypeError: as `replace` does, and as `fp4linear.quantize` for values that are not
+            finite.
+
+    Example:
+        >>> import numpy as np, onnx, fp4linear.onnx
+        >>> from onnx import helper, numpy_helper
+        >>> w = numpy_helper.from_array(np.eye(64, 32, dtype=np.float32), "up.weight")  # [K, N]
+        >>> x, y = (helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None) for name in "xy")
+        >>> node = helper.make_node("MatMul", ["x", "up.weight"], ["y"], name="up")
+        >>> model = helper.make_model(helper.make_graph([node], "model", [x], [y], [w]))
+        >>> small = fp4linear.onnx.quantize(model, activations="bfloat16")
+        >>> [node.op_type for node in small.graph.node], small.ByteSize() < model.ByteSize() / 4
+        (['Cast', 'MatMulBlockQuantizedFp4Weight', 'Cast'], True)
     """
     from fp4linear import Fp4Linear
     from fp4linear import quantize as quantize_weight

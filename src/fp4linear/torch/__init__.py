@@ -1,4 +1,10 @@
-"""NVFP4 linear layers in PyTorch models: a module, an op, whole models, tensor parallelism."""
+"""NVFP4 linear layers in PyTorch models: a module, an op, whole models, tensor parallelism. Needs torch 2.10 or later::
+
+    report = fp4linear.torch.quantize_model(model)  # nn.Linear -> Fp4LinearModule, in place
+    report = fp4linear.torch.load_model(model, "checkpoint/", device="cuda")  # or from an NVFP4 checkpoint
+
+docs/torch.md says what works with torch.compile, CUDA graphs, gradients and torch.func.
+"""
 
 from __future__ import annotations
 

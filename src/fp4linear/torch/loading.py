@@ -135,6 +135,17 @@ def load_model(
         RuntimeError: names that are missing or unexpected, shapes that differ; the model is as it was.
         fp4linear.files.FormatError: a damaged file, or NVFP4 of a kind that can't be read.
         ValueError, TypeError: an unknown format or nibbles, a swizzled that is no bool.
+
+    Example:
+        >>> import numpy as np, torch, fp4linear
+        >>> from fp4linear.torch import load_model
+        >>> q = fp4linear.quantize(np.eye(4, 16, dtype=np.float32))
+        >>> checkpoint = {"0.weight": q.b, "0.weight_scale": q.scales, "0.weight_scale_2": q.scale2}  # or a path
+        >>> model = torch.nn.Sequential(torch.nn.Linear(16, 4, bias=False))
+        >>> print(load_model(model, checkpoint, progress=False))
+        1 NVFP4 layers, 0 other tensors
+        >>> model(torch.ones(1, 16))
+        tensor([[1., 1., 1., 1.]])
     """
     asked = checked(format, swizzled, nibbles)
     tensors = open_tensors(checkpoint)

@@ -55,6 +55,19 @@ class Fp4LinearModule(nn.Module):
 
     in_features: int
     out_features: int
+
+    Raises:
+        TypeError: an unknown option.
+        ValueError: an odd in_features, or a number of features that is negative.
+
+    Example:
+        >>> import torch
+        >>> from fp4linear.torch import Fp4LinearModule
+        >>> module = Fp4LinearModule.from_linear(torch.nn.Linear(64, 32))
+        >>> module(torch.ones(2, 64, dtype=torch.bfloat16)).shape
+        torch.Size([2, 32])
+        >>> {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
+        {'bias': (32,), 'weight': (32, 32), 'weight_scale': (32, 4), 'weight_scale_2': ()}
     block_size: int
     bias: nn.Parameter | None
     _key: Tensor

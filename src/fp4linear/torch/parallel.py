@@ -37,6 +37,15 @@ class ColumnParallel(ParallelStyle):
         use_local_output: y is a plain tensor, the rank's share; otherwise a DTensor.
         parts: rows of the parts of a fused layer (qkv, gate_up), each of which is split for itself: a rank has its
             share of q, of k and of v. y must stay the local tensor then.
+
+    Raises:
+        ValueError: parts with a y that is not local; from parallelize_module, parts that do not add up to N, or a
+            mesh of several dimensions.
+        TypeError: from parallelize_module, a module that is no Fp4LinearModule.
+
+    For instance::
+
+        parallelize_module(block.mlp, mesh, {"up_proj": ColumnParallel(), "down_proj": RowParallel()})
     """
 
     def __init__(
@@ -100,6 +109,10 @@ class RowParallel(ParallelStyle):
         input_layouts: how x comes: Shard(-1), or another placement that it is redistributed from.
         output_layouts: how y goes: Replicate() (an all-reduce), or Shard(d) (a reduce-scatter).
         use_local_output: y is a plain tensor; otherwise a DTensor.
+
+    Raises:
+        TypeError, ValueError: from parallelize_module, as for `ColumnParallel`; in a call, an x of another width than
+            the rank's share.
     """
 
     def __init__(

@@ -42,10 +42,12 @@ class QuantizeReport:
 
     @property
     def bytes_before(self) -> int:
+        """Bytes of the float weights and biases that were replaced."""
         return sum(layer.bytes_before for layer in self.layers)
 
     @property
     def bytes_after(self) -> int:
+        """Bytes of the layers that took their place."""
         return sum(layer.bytes_after for layer in self.layers)
 
     def __str__(self) -> str:
@@ -85,6 +87,14 @@ def quantize_model(
 
     Raises:
         TypeError: model is an nn.Linear, which can't be swapped in place.
+
+    Example:
+        >>> import torch
+        >>> from fp4linear.torch import quantize_model
+        >>> model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 63))
+        >>> report = quantize_model(model, exclude="2", progress=False)
+        >>> [(layer.name, layer.bytes_before, layer.bytes_after) for layer in report.layers], report.skipped
+        ([('0', 66560, 10244)], {'2': 'excluded'})
     """
     if isinstance(model, nn.Linear):
         raise TypeError("model: an nn.Linear can't be swapped in place: use Fp4LinearModule.from_linear(model)")
