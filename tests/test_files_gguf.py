@@ -91,8 +91,11 @@ def test_empty_layers(tmp_path: Path, shape: list[int]) -> None:
     path = write(tmp_path, gguf_bytes({"p.weight": (40, shape, b"")}))
     layer = fp4linear.load(path, "p")
     assert [layer.out_features, layer.in_features] == shape
-    stack = write(tmp_path, gguf_bytes({"p.weight": (40, [2**40, *shape], b"")}))
+    stack = write(tmp_path, gguf_bytes({"p.weight": (40, [2**17, *shape], b"")}))
     assert [(found.name, found.problem is None) for found in layers(stack)] == [("p", False)]
+    claimed = write(tmp_path, gguf_bytes({"p.weight": (40, [2**40, *shape], b"")}))
+    with pytest.raises(FormatError, match="impossible"):
+        layers(claimed)
 
 
 def test_signed_scales_and_mxfp4_are_refused(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
@@ -16,6 +15,7 @@ from .dtypes import FLOATS, FROM_NUMPY, RAW, Array, to_float32
 from .errors import FormatError
 from .formats import onnx
 from .gguf_file import GGUFFile
+from .mapped import open_regular, size_of
 from .safetensors_file import SafetensorsFile, TensorInfo, parse_json
 
 MAX_JSON_BYTES = 100_000_000  # an index or a config larger than this is none
@@ -228,10 +228,13 @@ def open_tensors(source: str | os.PathLike[str] | Mapping[str, Any] | Tensors) -
     if not isinstance(source, (str, os.PathLike)):
         raise TypeError(f"path_or_mapping: got {type(source).__name__}, expected a path or a mapping of arrays")
     path = Path(source)
-    if path.is_dir():
-        path = find_in_directory(path)
-    if not path.is_file():
-        raise FormatError(f"{path}: no such file")
+    try:
+        if path.is_dir():
+            path = find_in_directory(path)
+        if not path.is_file():
+            raise FormatError(f"{path}: no such file")
+    except OSError as error:  # a name that is too long, a directory that may not be searched
+        raise FormatError(f"{path}: can't be read: {error}") from error
     if path.name.endswith(".index.json"):
         return ShardedTensors(path)
     head = head_of(path)
@@ -273,22 +276,22 @@ def refuse_other_kinds(path: Path, head: bytes) -> None:
 
 def read_json(path: Path) -> dict[str, Any]:
     try:
-        with open(path, "rb") as file:
-            text = file.read(MAX_JSON_BYTES + 1)
+        with open_regular(path) as file:
+            if size_of(file, path) > MAX_JSON_BYTES:
+                raise FormatError(f"{path}: more than {MAX_JSON_BYTES} bytes of JSON")
+            text = file.read(MAX_JSON_BYTES)
     except OSError as error:
         raise FormatError(f"{path}: can't be read: {error}") from error
-    if len(text) > MAX_JSON_BYTES:
-        raise FormatError(f"{path}: more than {MAX_JSON_BYTES} bytes of JSON")
     return parse_json(text, str(path))
 
 
 def header_producer(metadata: Mapping[str, str]) -> str | None:
     """The quantiser by the header's hf_quant_config, which `save_modelopt` writes."""
     try:
-        config = json.loads(metadata.get("hf_quant_config", ""))
-    except (ValueError, RecursionError):
+        config = parse_json(metadata.get("hf_quant_config", "").encode(), "hf_quant_config")
+    except FormatError:
         return None
-    return "modelopt" if isinstance(config, dict) and "quantization" in config else None
+    return "modelopt" if "quantization" in config else None
 
 
 def sidecar_producer(directory: Path) -> str | None:

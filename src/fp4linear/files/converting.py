@@ -14,9 +14,8 @@ from .checkpoint import Tensors, open_tensors
 from .dtypes import BITS, Array
 from .errors import FormatError
 from .formats.base import Asked, Format
-from .formats.marks import HEADER_MARK
+from .formats.marks import HEADER_MARK, TENSOR_MARK
 from .formats.registry import SUPPORTED, find_layers
-from .formats.stacks import split
 from .loading import Source, checked, problem_of
 from .saving import Spec, write_safetensors
 from .writers import WRITERS, CompressedTensorsWriter, Writer
@@ -74,6 +73,7 @@ def convert_file(
     Raises:
         FormatError: a damaged source, a layer that can't be read, or one that the target can't hold.
         ValueError: an unknown format, or no NVFP4 layer in the source.
+        FileExistsError: destination exists and force is False.
 
     Example:
         >>> import numpy as np, os, tempfile, fp4linear
@@ -85,7 +85,6 @@ def convert_file(
         'modelopt'
         >>> fp4linear.files.layers(path)[0].format
         'torchao'
-        FileExistsError: destination exists and force is False.
     """
     if to not in WRITERS:
         raise ValueError(f"to: got {to!r}, expected one of {', '.join(WRITERS)}")
@@ -144,11 +143,10 @@ def is_mark(key: str, value: str) -> bool:
     return key in OLD_MARKS or value.startswith('{"_type"')
 
 
-def target_name(layer: str) -> str:
+def target_name(base: str, expert: int | None) -> str:
     """Experts of a stack as exporters name single ones: the number before the last part of the name."""
-    base, expert = split(layer)
     if expert is None:
-        return layer
+        return base
     parent, dot, last = base.rpartition(".")
     return f"{parent}{dot}{expert}.{last}" if dot else f"{base}.{expert}"
 
@@ -164,11 +162,11 @@ class _Plan:
         self.input_scales: dict[str, tuple[str, bool]] = {}  # source tensor -> target tensor, whether to invert
         consumed: set[str] = set()
         for layer in layers:
-            target = target_name(layer.source)
+            target = target_name(*layer.found.place_of(tensors, layer.source))
             self.layers[target] = layer
             specs = writer.specs(target, *layer.shape)
-            for name in layer.found.tensors_of(tensors, layer.source):
-                consumed.add(name)
+            consumed.update(layer.found.tensors_of(tensors, layer.source))
+            consumed.add(layer.source + TENSOR_MARK)  # whatever the layer was read as, it is no longer what this says
             own = layer.source + ".bias"
             padded = own in tensors and tensors.info(own).shape != layer.shape[:1]
             if padded:
@@ -218,7 +216,7 @@ class _Plan:
         self.specs |= specs
 
     def _has_stack_bias(self, layer: _Layer) -> bool:
-        base, _ = split(layer.source)
+        base, _ = layer.found.place_of(self.tensors, layer.source)
         return any(base + suffix in self.tensors for suffix in (".bias", "_bias"))
 
     def _awq(self, layer: _Layer) -> bool:

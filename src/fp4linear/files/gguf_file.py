@@ -16,7 +16,8 @@ import numpy.typing as npt
 
 from .dtypes import RAW, Array
 from .errors import FormatError
-from .safetensors_file import TensorInfo, show
+from .mapped import MappedFile, open_regular, size_of
+from .safetensors_file import TensorInfo, is_impossible, show
 
 NVFP4, NVFP4_VALUES, NVFP4_BYTES = "GGUF_NVFP4", 64, 36
 ALIGNMENT = 32  # bytes, where the file doesn't say
@@ -46,20 +47,19 @@ class GGUFFile:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
         try:
-            with open(self.path, "rb") as file:
-                size = os.fstat(file.fileno()).st_size
+            with open_regular(self.path) as file:
+                size = size_of(file, self.path)
                 if size < 24:
                     raise FormatError(f"{self.path}: not a GGUF file: {size} bytes, expected at least 24")
-                whole = np.memmap(file, dtype=np.uint8, mode="r", shape=(size,))
+                self._mapped = MappedFile(file, size, self.path)
         except OSError as error:
             raise FormatError(f"{self.path}: can't be read: {error}") from error
-        self._bytes: npt.NDArray[np.uint8] = whole.view(np.ndarray)
-        self._parse(_Cursor(self._bytes, self._fail))
+        self._parse(_Cursor(self._mapped.bytes, self._fail))
 
     def array(self, name: str) -> Array:
         """A view of the mapped file, no copy: plain types in their shape, others as the bytes of their blocks."""
         info = self.tensors[name]
-        raw = self._bytes[info.begin : info.end]
+        raw = self._mapped.view(info.begin, info.end)
         return raw.view(RAW[info.dtype]).reshape(info.shape) if info.dtype in RAW else raw
 
     def _fail(self, what: str) -> FormatError:
@@ -108,7 +108,7 @@ class GGUFFile:
         if number not in TYPES:
             raise self._fail(f"tensor {show(name)}: type {number} is unknown")
         dtype, values, size = TYPES[number]
-        if math.prod(max(d, 1) for d in shape) >= 2**60:
+        if is_impossible(shape):
             raise self._fail(f"tensor {show(name)}: shape {list(shape)} is impossible")
         if values > 1 and (not shape or shape[-1] % values):
             raise self._fail(f"tensor {show(name)}: rows of {list(shape)}, but {dtype} holds {values} values a block")
@@ -118,11 +118,9 @@ class GGUFFile:
         dtype, shape, size, offset = entry
         if offset % self.alignment:
             raise self._fail(f"tensor {show(name)}: offset {offset} is no multiple of {self.alignment}")
-        begin = start + offset
-        if begin + size > self._bytes.size:
-            raise self._fail(
-                f"tensor {show(name)}: bytes [{begin}, {begin + size}] end outside of the file's {self._bytes.size}"
-            )
+        begin, held = start + offset, self._mapped.bytes.size
+        if begin + size > held:
+            raise self._fail(f"tensor {show(name)}: bytes [{begin}, {begin + size}] end outside of the file's {held}")
         return TensorInfo(name, dtype, shape, begin, begin + size)
 
 

@@ -12,18 +12,19 @@ import json
 import math
 import os
 import reprlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
 from .dtypes import BITS, RAW, Array, raw_shape
 from .errors import FormatError
+from .mapped import MappedFile, open_regular, size_of
 
 MAX_HEADER_BYTES = 100_000_000  # the limit of the format's own library
 MAX_DIMENSIONS = 32  # what every NumPy ≥ 1.x can hold
+MAX_ELEMENTS = 2**60 - 1  # of a shape: its bytes fit an int64 in every dtype
+MAX_EMPTY = 2**24  # along the other axes of a tensor without elements, whose size no data bound
 MAX_DIGITS = 20  # decimal digits of 2^64; longer numbers are no size, and slow to parse
 
 _abbreviate = reprlib.Repr()  # what a message may quote of a header
@@ -55,20 +56,19 @@ class SafetensorsFile:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
         try:
-            with open(self.path, "rb") as file:
-                size = os.fstat(file.fileno()).st_size
-                header, data_start = self._read_header(file.read, size)
-                self.metadata, self.tensors = self._parse(header, size - data_start)
+            with open_regular(self.path) as file:
+                size = size_of(file, self.path)
+                header, self._data_start = self._read_header(file.read, size)
+                self.metadata, self.tensors = self._parse(header, size - self._data_start)
                 # One map of the whole file; it stays valid when the name is replaced by another file.
-                whole = np.memmap(file, dtype=np.uint8, mode="r", shape=(size,))
+                self._mapped = MappedFile(file, size, self.path)
         except OSError as error:
             raise FormatError(f"{self.path}: can't be read: {error}") from error
-        self._data: npt.NDArray[np.uint8] = whole.view(np.ndarray)[data_start:]
 
     def array(self, name: str) -> Array:
         """A view of the mapped file, no copy: raw integers for FP8, FP4, FP6 and BF16."""
         info = self.tensors[name]
-        raw = self._data[info.begin : info.end]
+        raw = self._mapped.view(self._data_start + info.begin, self._data_start + info.end)
         return raw.view(RAW[info.dtype]).reshape(raw_shape(info.dtype, info.shape))
 
     def _fail(self, what: str) -> FormatError:
@@ -112,7 +112,7 @@ class SafetensorsFile:
         # type(), not isinstance(): a bool is no size
         if not isinstance(shape, list) or len(shape) > MAX_DIMENSIONS or not all(type(d) is int for d in shape):
             raise self._fail(f"tensor {show(name)}: shape {show(shape)}, expected at most {MAX_DIMENSIONS} integers")
-        if any(d < 0 for d in shape) or math.prod(max(d, 1) for d in shape) >= 2**60:
+        if is_impossible(shape):
             raise self._fail(f"tensor {show(name)}: shape {shape} is impossible")
         offsets = entry["data_offsets"]
         if not isinstance(offsets, list) or len(offsets) != 2 or not all(type(o) is int for o in offsets):
@@ -140,6 +140,12 @@ class SafetensorsFile:
             raise self._fail(f"{data_size - covered} bytes after the last tensor belong to none")
 
 
+def is_impossible(shape: Sequence[int]) -> bool:
+    """A size that no data can have, or that would make a reader of no data take memory for it."""
+    limit = MAX_EMPTY if 0 in shape else MAX_ELEMENTS
+    return any(d < 0 for d in shape) or math.prod(max(d, 1) for d in shape) > limit
+
+
 def parse_json(text: bytes, source: str) -> dict[str, Any]:
     """A JSON object, strictly: UTF-8, no duplicate keys, no NaN, no endless numbers, no endless depth."""
 
@@ -148,7 +154,6 @@ def parse_json(text: bytes, source: str) -> dict[str, Any]:
         for key, value in items:
             if key in result:
                 raise FormatError(f"{source}: key {show(key)} appears twice in the JSON header")
-            key.encode()  # a lone surrogate is no name: UnicodeEncodeError, a ValueError
             result[key] = value
         return result
 
@@ -162,6 +167,8 @@ def parse_json(text: bytes, source: str) -> dict[str, Any]:
 
     try:
         value = json.loads(text.decode("utf-8"), object_pairs_hook=pairs, parse_int=integer, parse_constant=constant)
+        if b"\\u" in text:  # a lone surrogate is no text, and nothing can write it: UnicodeEncodeError, a ValueError
+            json.dumps(value, ensure_ascii=False).encode()
     except FormatError:
         raise
     except RecursionError:

@@ -19,6 +19,8 @@ from typing import IO, TYPE_CHECKING, Any
 import numpy as np
 
 from .dtypes import BITS, RAW, Array, raw_shape
+from .errors import FormatError
+from .safetensors_file import is_impossible, show
 
 if TYPE_CHECKING:
     from fp4linear import Fp4Linear
@@ -40,12 +42,14 @@ def write_safetensors(
         arrays: (name, raw array) for every one of them, raw as `Tensors.array` gives it; any strides.
         metadata: the header's `__metadata__`.
 
-    Raises ValueError where the arrays aren't what the specs announce.
+    Raises ValueError where the arrays aren't what the specs announce, FormatError for shapes that no reader takes.
     """
     header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     offset = 0
     # Widest items first, as the format's own library does: then every tensor is aligned.
     for name, (dtype, shape) in sorted(specs.items(), key=lambda item: (-BITS[item[1][0]], item[0])):
+        if is_impossible(shape):
+            raise FormatError(f"{os.fspath(path)}: tensor {show(name)}: shape {list(shape)} is impossible")
         size = math.prod(shape) * BITS[dtype] // 8
         header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [offset, offset + size]}
         offset += size

@@ -18,6 +18,7 @@ from ._tensors import expect_type, round_to, to_float32
 
 Source: TypeAlias = str | os.PathLike[str] | ModelProto
 STANDARD = ("", "ai.onnx")
+MAX_MODEL_BYTES = 2**31 - 1  # protobuf's limit
 MAX_STEPS = 32  # nodes followed from a value to the constant behind it: a damaged model may have a cycle
 
 
@@ -28,6 +29,8 @@ def read_model(source: Source, folder: str | os.PathLike[str] | None) -> tuple[M
     if not isinstance(source, str | os.PathLike):
         raise TypeError(f"model: got {type(source).__name__}, expected a path or an onnx.ModelProto")
     path = Path(source)
+    if path.stat().st_size > MAX_MODEL_BYTES:
+        raise FormatError(f"{os.fspath(path)!r}: not an ONNX model: {path.stat().st_size} bytes")
     model = ModelProto()
     try:
         model.ParseFromString(path.read_bytes())

@@ -14,7 +14,7 @@ from onnx import NodeProto, TensorProto
 from fp4linear.files import FormatError
 
 from ._graph import STANDARD, Graph, Source, integer, read_model, real
-from ._tensors import FLOATS, raw_bytes, shape, to_float32
+from ._tensors import FLOATS, raw_bytes, shape, to_float32, type_name
 
 if TYPE_CHECKING:
     from fp4linear import Fp4Linear
@@ -379,7 +379,7 @@ def _scale_kind(graph: Graph, name: str) -> str:
         return f"its scales {name!r} are not a constant"
     if tensor.data_type == TensorProto.FLOAT8E8M0:
         return f"its scales {name!r} are FLOAT8E8M0, which is MXFP4 and not NVFP4"
-    return f"its scales {name!r} are one level of {TensorProto.DataType.Name(tensor.data_type)}"
+    return f"its scales {name!r} are one level of {type_name(tensor.data_type)}"
 
 
 def _no_zero_point(graph: Graph, node: NodeProto, where: str) -> None:

@@ -16,6 +16,7 @@ import numpy.typing as npt
 from onnx import TensorProto
 
 from fp4linear.files import FormatError
+from fp4linear.files.safetensors_file import show
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -90,18 +91,21 @@ def _external(tensor: TensorProto, size: int, folder: Path | None) -> Bytes:
     # protobuf gives strings that are not UTF-8 as bytes.
     entries = {entry.key: entry.value for entry in tensor.external_data if isinstance(entry.value, str)}
     location = entries.get("location", "")
-    where = f"{tensor.name!r}: external data {location!r}"
+    where = f"{tensor.name!r}: external data {show(location)}"
     if folder is None:
         raise FormatError(f"{where}: the model was given as an object, so folder= must say where its data lies")
     parts = location.replace("\\", "/").split("/")
     if not location or "\0" in location or ":" in location or parts[0] == "" or ".." in parts:
         raise FormatError(f"{where}: not a path below the model's folder")
-    root = folder.resolve()
-    path = (root / location).resolve()
-    if not path.is_relative_to(root):
-        raise FormatError(f"{where}: leads out of the model's folder")
-    if not path.is_file():
-        raise FormatError(f"{where}: no such file in {os.fspath(folder)!r}")
+    try:
+        root = folder.resolve()
+        path = (root / location).resolve()
+        if not path.is_relative_to(root):
+            raise FormatError(f"{where}: leads out of the model's folder")
+        if not path.is_file():
+            raise FormatError(f"{where}: no such file in {os.fspath(folder)!r}")
+    except (OSError, RuntimeError) as error:  # a name that is too long, links in a circle
+        raise FormatError(f"{where}: can't be found: {error}") from None
     offset = _number(entries.get("offset", "0"), where, "offset")
     length = _number(entries.get("length", str(size)), where, "length")
     if length != size:

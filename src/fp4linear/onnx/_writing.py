@@ -269,7 +269,7 @@ def _uses(graph: Graph, name: str) -> list[NodeProto]:
 def _weight(graph: Graph, node: NodeProto) -> TensorProto | None:
     if node.op_type not in ("MatMul", "Gemm") or node.domain not in STANDARD:
         return None
-    if len(node.input) < 2 or len(node.output) != 1:
+    if len(node.input) < 2 or len(node.output) != 1 or not node.output[0]:
         return None
     tensor = graph.tensor(node.input[1])
     return tensor if tensor is not None and tensor.data_type in FLOATS and len(tensor.dims) == 2 else None

@@ -75,6 +75,10 @@ class Format(ABC):
         if layer is not None and self.claims(tensors, layer):
             yield layer
 
+    def place_of(self, tensors: Tensors, layer: str) -> tuple[str, int | None]:
+        """The name that the layer's tensors begin with, and its index where they are a stack of layers."""
+        return layer, None
+
     @abstractmethod
     def claims(self, tensors: Tensors, layer: str) -> bool:
         """True where the layer's tensors are of this format, readable or not."""

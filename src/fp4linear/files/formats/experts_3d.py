@@ -54,11 +54,15 @@ class Experts3D(Format):
                     yield base
                 return
 
+    def place_of(self, tensors: Tensors, layer: str) -> tuple[str, int | None]:
+        # A stack may itself be called X[3].
+        return (layer, None) if names(tensors, layer) is not None else split(layer)
+
     def claims(self, tensors: Tensors, layer: str) -> bool:
-        return names(tensors, split(layer)[0]) is not None
+        return names(tensors, self.place_of(tensors, layer)[0]) is not None
 
     def unsupported(self, tensors: Tensors, layer: str, asked: Asked) -> str | None:
-        base, expert = split(layer)
+        base, expert = self.place_of(tensors, layer)
         weight, scales, factor = (base + suffix for suffix in trio(tensors, base)[:3])
         info = tensors.info(weight)
         if expert is None:
@@ -81,13 +85,13 @@ class Experts3D(Format):
         return None
 
     def shape(self, tensors: Tensors, layer: str) -> tuple[int, int] | None:
-        base, _ = split(layer)
+        base, _ = self.place_of(tensors, layer)
         _, rows, columns = packed_shape(tensors, base + trio(tensors, base)[0])
         turned = transposed(tensors, base)
         return None if turned is None else (columns, 2 * rows) if turned else (rows, 2 * columns)
 
     def read(self, tensors: Tensors, layer: str, asked: Asked) -> Parts:
-        base, expert = split(layer)
+        base, expert = self.place_of(tensors, layer)
         weight, scales, factor, divides = trio(tensors, base)
         index = expert or 0
         b, block_scales = read_codes(tensors, base + weight)[index], read_codes(tensors, base + scales)[index]
@@ -107,7 +111,7 @@ class Experts3D(Format):
         return Parts(b, block_scales, scale2, read_expert_bias(tensors, base, index, b.shape[0]))
 
     def tensors_of(self, tensors: Tensors, layer: str) -> list[str]:
-        base, _ = split(layer)
+        base, _ = self.place_of(tensors, layer)
         weight, scales, factor, _ = trio(tensors, base)
         parts = [base + suffix for suffix in (weight, scales, factor) if base + suffix in tensors]
         return parts + stack_biases(tensors, base)

@@ -39,11 +39,15 @@ class GGUF(Format):
         else:
             yield layer
 
+    def place_of(self, tensors: Tensors, layer: str) -> tuple[str, int | None]:
+        # A tensor may be called X[3].weight without being one of a stack.
+        return (layer, None) if layer + WEIGHT in tensors else split(layer)
+
     def claims(self, tensors: Tensors, layer: str) -> bool:
-        return dtype_of(tensors, split(layer)[0] + WEIGHT) == NVFP4
+        return dtype_of(tensors, self.place_of(tensors, layer)[0] + WEIGHT) == NVFP4
 
     def unsupported(self, tensors: Tensors, layer: str, asked: Asked) -> str | None:
-        base, expert = split(layer)
+        base, expert = self.place_of(tensors, layer)
         shape = tensors.info(base + WEIGHT).shape
         if len(shape) == 3 and expert is None:
             return f"it holds {shape[0]} experts: name one, such as {base + '[0]'!r}"
@@ -52,11 +56,11 @@ class GGUF(Format):
         return None
 
     def shape(self, tensors: Tensors, layer: str) -> tuple[int, int] | None:
-        shape = tensors.info(split(layer)[0] + WEIGHT).shape
+        shape = tensors.info(self.place_of(tensors, layer)[0] + WEIGHT).shape
         return (shape[-2], shape[-1]) if len(shape) >= 2 else None
 
     def read(self, tensors: Tensors, layer: str, asked: Asked) -> Parts:
-        base, expert = split(layer)
+        base, expert = self.place_of(tensors, layer)
         *stack, n, k = tensors.info(base + WEIGHT).shape
         blocks = tensors.array(base + WEIGHT).reshape(*(stack or [1]), n, k // NVFP4_VALUES, NVFP4_BYTES)[expert or 0]
         scales = blocks[..., :4].reshape(n, k // 16)
@@ -64,7 +68,7 @@ class GGUF(Format):
             raise FormatError(f"{tensors.source}: layer {layer!r}: signs on scales, which are unsigned in GGUF")
         scale2 = np.asarray(1.0, np.float32)
         if base + SCALE in tensors:
-            experts = tensors.info(base + WEIGHT).shape[0] if expert is not None else 0
+            experts = tensors.info(base + WEIGHT).shape[0] if expert is not None else 1
             scale2 = read_global(tensors, base + SCALE, experts)
             scale2 = scale2[expert] if scale2.ndim and expert is not None else scale2
         bias = read_bias(tensors, base, n) if expert is None else read_expert_bias(tensors, base, expert, n)
@@ -72,7 +76,7 @@ class GGUF(Format):
         return Parts(codes, np.where(scales == 0x7F, np.uint8(0), scales), np.asarray(scale2), bias)
 
     def tensors_of(self, tensors: Tensors, layer: str) -> list[str]:
-        base, expert = split(layer)
+        base, expert = self.place_of(tensors, layer)
         return super().tensors_of(tensors, base) + (stack_biases(tensors, base) if expert is not None else [])
 
 

@@ -10,12 +10,13 @@ if TYPE_CHECKING:
     from ..checkpoint import Tensors
 
 HEADER_MARK = "_quantization_metadata"
+TENSOR_MARK = ".comfy_quant"
 ROTATIONS = ("convrot", "hadamard", "rotation")  # keys of a mark whose weight was rotated before it was quantised
 
 
 def mark_of(tensors: Tensors, layer: str) -> dict[str, Any]:
     """What the marks say of the layer: its own X.comfy_quant, or its entry in the header. Empty where they don't."""
-    return json_tensor(tensors, layer + ".comfy_quant") or header_entries(tensors, layer + ".weight").get(layer, {})
+    return json_tensor(tensors, layer + TENSOR_MARK) or header_entries(tensors, layer + ".weight").get(layer, {})
 
 
 def header_entries(tensors: Tensors, tensor: str) -> dict[str, dict[str, Any]]:
@@ -30,7 +31,7 @@ def header_entries(tensors: Tensors, tensor: str) -> dict[str, dict[str, Any]]:
 
 
 def has_single_file_marks(tensors: Tensors, layer: str) -> bool:
-    return layer + ".comfy_quant" in tensors or HEADER_MARK in tensors.metadata(layer + ".weight")
+    return layer + TENSOR_MARK in tensors or HEADER_MARK in tensors.metadata(layer + ".weight")
 
 
 def mark_problem(tensors: Tensors, layer: str) -> str | None:
