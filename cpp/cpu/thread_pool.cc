@@ -15,7 +15,6 @@
 #include <exception>
 #include <mutex>
 #include <new>
-#include <system_error>
 #include <thread>
 
 #if defined(__SSE2__)
@@ -66,6 +65,21 @@ class DefaultFloatingPoint {
 };
 
 thread_local bool inside_parallel_for = false;  // a body that calls parallel_for runs it alone
+
+class AllSignalsBlocked {
+   public:
+    AllSignalsBlocked() {
+        sigset_t all;
+        sigfillset(&all);
+        pthread_sigmask(SIG_SETMASK, &all, &before_);
+    }
+    ~AllSignalsBlocked() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+    AllSignalsBlocked(const AllSignalsBlocked&) = delete;
+    AllSignalsBlocked& operator=(const AllSignalsBlocked&) = delete;
+
+   private:
+    sigset_t before_;
+};
 
 struct Job {
     std::int64_t count = 0;
@@ -142,26 +156,24 @@ class Pool {
         }
     }
 
-    // Makes slots for `wanted` threads, the caller's included; fewer where the system refuses a thread.
+    // Makes slots for `wanted` threads, the caller's included; fewer where there is no memory for one, or the system
+    // refuses it.
     void grow(int wanted) {
         if (slots_.empty()) slots_.emplace_back();
+        if (static_cast<int>(slots_.size()) >= wanted) return;
+        // Signals belong to the threads of the application (Python's handlers run in its main thread).
+        const AllSignalsBlocked blocked;
         while (static_cast<int>(slots_.size()) < wanted) {
-            Slot& slot = slots_.emplace_back();
-            const int index = static_cast<int>(slots_.size()) - 1;
-            // Signals belong to the threads of the application (Python's handlers run in its main thread).
-            sigset_t all;
-            sigset_t before;
-            sigfillset(&all);
-            pthread_sigmask(SIG_SETMASK, &all, &before);
-            bool started = true;
+            bool added = false;
             try {
+                Slot& slot = slots_.emplace_back();
+                added = true;
+                const int index = static_cast<int>(slots_.size()) - 1;
                 std::thread([this, index, &slot] { work(index, slot.state); }).detach();
-            } catch (const std::system_error&) {
-                slots_.pop_back();
-                started = false;
+            } catch (const std::exception&) {  // std::system_error, std::bad_alloc
+                if (added) slots_.pop_back();
+                return;
             }
-            pthread_sigmask(SIG_SETMASK, &before, nullptr);
-            if (!started) return;
         }
     }
 
