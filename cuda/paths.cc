@@ -10,6 +10,7 @@
 #include "cuda/device_weight.h"
 #include "cuda/gemm_fused.h"
 #include "cuda/kernels.h"
+#include "cuda/native_emulated.h"
 #include "cuda/prepacked.h"
 #include "cuda/weight.h"
 #include "cuda/workspace.h"
@@ -19,8 +20,8 @@ namespace {
 
 // The paths that need the tensor cores of SM80, and the prepacked weight.
 constexpr std::uint32_t tensor_core_kernels = path_bit(PathId::gemv_tensor_core) | path_bit(PathId::gemm_fused);
-constexpr std::uint32_t kernels_of_build =
-    tensor_core_kernels | path_bit(PathId::gemv_scalar) | path_bit(PathId::dequant_cublas);
+constexpr std::uint32_t kernels_of_build = tensor_core_kernels | path_bit(PathId::gemv_scalar) |
+                                           path_bit(PathId::native_emulated) | path_bit(PathId::dequant_cublas);
 
 constexpr int tensor_core_sm = 80;  // the first with bf16 mma.m16n8k16
 
@@ -108,6 +109,7 @@ void run(PathId path, const Weight& weight, const Problem& problem, const CallOp
         case PathId::gemv_tensor_core: run_gemv_tensor_core(w, problem, s); return;
         case PathId::gemv_scalar: run_gemv_scalar(w, problem, options.rows_per_block, s); return;
         case PathId::gemm_fused: gemm_fused(w, problem, options.batch_invariant, s); return;
+        case PathId::native_emulated: native_emulated(w, problem, options.input_global_scale, s); return;
         case PathId::dequant_cublas: dequant_cublas(w, problem, s); return;
         default: throw std::runtime_error("no CUDA kernel of " + std::string(name_of(path)));
     }

@@ -4,25 +4,28 @@ from __future__ import annotations
 
 from typing import Any, Literal, NamedTuple
 
-import numpy as np
-import numpy.typing as npt
-
 from fp4linear import _core
 
 
 class QuantizedActivations(NamedTuple):
     """x as NVFP4: e2m1(codes) * e4m3(scales) / global_scale."""
 
-    codes: npt.NDArray[np.uint8]
-    """[..., K/2], two E2M1 codes a byte, the even k in the low nibble."""
-    scales: npt.NDArray[np.uint8]
-    """[..., ceil(K/16)] E4M3 bytes; with swizzled=True the 128x4 layout [roundup(M, 128), roundup(ceil(K/16), 4)]."""
-    global_scale: npt.NDArray[np.float32]
-    """0-d; x was multiplied by it."""
+    codes: Any
+    """uint8 [..., K/2], two E2M1 codes a byte, the even k in the low nibble."""
+    scales: Any
+    """uint8 [..., ceil(K/16)], E4M3 bytes; with swizzled=True the 128x4 layout [roundup(M, 128),
+    roundup(ceil(K/16), 4)]."""
+    global_scale: Any
+    """0-d float32; x was multiplied by it."""
 
 
 def quantize_activations(
-    x: Any, *, global_scale: float | Literal["dynamic"] | None = None, input_scale: Any = None, swizzled: bool = False
+    x: Any,
+    *,
+    global_scale: float | Literal["dynamic"] | None = None,
+    input_scale: Any = None,
+    swizzled: bool = False,
+    stream: Any = None,
 ) -> QuantizedActivations:
     """Quantise activations to NVFP4 in blocks of 16 along the last axis, with g the global scale.
 
@@ -39,13 +42,16 @@ def quantize_activations(
         input_scale: the same as ModelOpt stores it, amax / 2688: g = 1 / input_scale in float32.
         swizzled: scales in the 128x4 layout that block-scaled tensor cores read, padding zeroed; M is the product of
             the leading axes.
+        stream: for x on a GPU, the stream to work on, as Fp4Linear.forward() takes it; by default the current one of
+            x's library. Nothing waits for the GPU, also not for a dynamic g, so the call can be captured in a graph.
 
     Returns:
-        QuantizedActivations(codes, scales, global_scale), NumPy arrays.
+        QuantizedActivations(codes, scales, global_scale): NumPy arrays, and for x on a GPU arrays of x's library there.
+        The bits are the same.
 
     Raises:
         TypeError: x is no array of a listed type, or a scale no number.
-        ValueError: K is odd, x is 0-d, both scales are given, or one is not finite and > 0.
+        ValueError: K is odd, x is 0-d, both scales are given, or one is not finite and > 0; a stream for x on the CPU.
 
     Example:
         >>> import numpy as np, fp4linear
@@ -53,4 +59,4 @@ def quantize_activations(
         >>> [f"{byte:02x}" for byte in q.codes[0]], f"{q.scales[0, 0]:02x}", float(q.global_scale)
         (['d7', '10'], '38', 1.0)
     """
-    return QuantizedActivations(*_core.quantize_activations(x, global_scale, input_scale, swizzled))
+    return QuantizedActivations(*_core.quantize_activations(x, global_scale, input_scale, swizzled, stream))

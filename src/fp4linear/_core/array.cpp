@@ -659,7 +659,7 @@ Output::Output(const Array& like, const std::vector<std::int64_t>& shape, const 
     if (library_ == Library::torch) {
         array_ = torch_empty(shape, like, place, &data_);
     } else if (place.cuda) {
-        make_device(like, shape, place, stream);
+        make_device(library_ == Library::cupy ? like_.attr("dtype") : nb::none(), like.element, shape, stream);
     } else {
         make_host(like, shape);
     }
@@ -692,13 +692,27 @@ void Output::make_host(const Array& like, const std::vector<std::int64_t>& shape
     data_ = storage;
 }
 
-void Output::make_device(const Array& like, const std::vector<std::int64_t>& shape, const Place& place, void* stream) {
+void Output::make_device(nb::handle dtype, Element element, const std::vector<std::int64_t>& shape, void* stream) {
     if (library_ == Library::cupy) {
-        array_ = cupy_array().module().attr("empty")(extents_of(shape), like_.attr("dtype"));
+        array_ = cupy_array().module().attr("empty")(extents_of(shape), dtype);
         data_ = reinterpret_cast<void*>(nb::cast<std::uintptr_t>(array_.attr("data").attr("ptr")));
         return;
     }
-    array_ = make_device_array(shape, like.element == Element::bfloat16, place.index, stream, &data_);
+    array_ = make_device_array(shape, element, place_.index, stream, &data_);
+}
+
+Output::Output(const Array& like, Element element, const std::vector<std::int64_t>& shape, const Place& place,
+               void* stream)
+    : like_(like.source), library_(like.library), place_(place) {
+    const char* const name = element == Element::uint8 ? "uint8" : "float32";
+    if (library_ == Library::torch) {
+        nb::object torch = torch_tensor().module();
+        array_ = torch.attr("empty")(extents_of(shape), nb::arg("dtype") = torch.attr(name),
+                                     nb::arg("device") = like_.attr("device"));
+        data_ = reinterpret_cast<void*>(nb::cast<std::uintptr_t>(array_.attr("data_ptr")()));
+    } else {
+        make_device(nb::str(name), element, shape, stream);
+    }
 }
 
 nb::object Output::finish() {

@@ -96,13 +96,16 @@ std::optional<void*> current_stream(nb::handle object, const Place& place);
 // A fresh C-contiguous array at a place, of the library of `like`, to be filled on `stream` and then finished.
 class Output {
    public:
-    Output(const Array& like, const std::vector<std::int64_t>& shape, const Place& place, void* stream);
+    Output(const Array& like, const std::vector<std::int64_t>& shape, const Place& place, void* stream);  // of its type
+    // On a GPU, of uint8 or float32.
+    Output(const Array& like, Element element, const std::vector<std::int64_t>& shape, const Place& place,
+           void* stream);
     [[nodiscard]] void* data() const { return data_; }
     nb::object finish();  // the array for the caller
 
    private:
     void make_host(const Array& like, const std::vector<std::int64_t>& shape);
-    void make_device(const Array& like, const std::vector<std::int64_t>& shape, const Place& place, void* stream);
+    void make_device(nb::handle dtype, Element element, const std::vector<std::int64_t>& shape, void* stream);
 
     nb::object array_;  // the array itself, or what it is made from
     nb::object like_;

@@ -23,6 +23,7 @@ float parse_input_scales(nb::handle input_scale, nb::handle global_scale, const 
 void bind_plan(nb::module_& m);
 void bind_linear(nb::module_& m);
 void bind_functions(nb::module_& m);
+void bind_activations(nb::module_& m);
 void bind_xla(nb::module_& m);
 
 nb::object plan_object(const Plan& plan, const PlanQuery& query);

@@ -42,8 +42,17 @@ struct Memory {
 struct DeviceArray {
     std::shared_ptr<Memory> memory;
     std::vector<std::int64_t> shape, strides;
-    bool bfloat16 = false;
+    dlpack::DataType type{};
 };
+
+dlpack::DataType dlpack_type(Element element) {
+    switch (element) {
+        case Element::uint8: return {dlpack::code_uint, 8, 1};
+        case Element::float32: return {dlpack::code_float, 32, 1};
+        case Element::bfloat16: return {dlpack::code_bfloat, 16, 1};
+        default: return {dlpack::code_float, 16, 1};
+    }
+}
 
 // What an exported tensor owns; the tensor's shape and strides point into it.
 template <class Managed>
@@ -58,11 +67,10 @@ Managed* make_export(const DeviceArray& array) {
     Managed& m = exported->managed;
     m.context = exported;
     m.deleter = [](Managed* self) { delete static_cast<Export<Managed>*>(self->context); };
-    const std::uint8_t code = array.bfloat16 ? dlpack::code_bfloat : dlpack::code_float;
     m.tensor = {.data = array.memory->data,
                 .device = {dlpack::cuda, array.memory->device},
                 .ndim = static_cast<std::int32_t>(array.shape.size()),
-                .dtype = {code, 16, 1},
+                .dtype = array.type,
                 .shape = exported->array.shape.data(),
                 .strides = exported->array.strides.data(),
                 .byte_offset = 0};
@@ -111,7 +119,7 @@ nb::object to_dlpack(const DeviceArray& array, std::optional<std::int64_t> strea
 
 }  // namespace
 
-nb::object make_device_array(const std::vector<std::int64_t>& shape, bool bfloat16, int device, void* stream,
+nb::object make_device_array(const std::vector<std::int64_t>& shape, Element element, int device, void* stream,
                              void** data) {
     DeviceArray array;
     array.shape = shape;
@@ -121,8 +129,9 @@ nb::object make_device_array(const std::vector<std::int64_t>& shape, bool bfloat
         array.strides[i] = count;
         count *= shape[i];
     }
-    array.bfloat16 = bfloat16;
-    array.memory = std::make_shared<Memory>(static_cast<std::size_t>(count) * 2, device, stream);
+    array.type = dlpack_type(element);
+    const auto bytes = static_cast<std::size_t>(count) * (array.type.bits / 8);
+    array.memory = std::make_shared<Memory>(bytes, device, stream);
     *data = array.memory->data;
     return nb::cast(std::move(array));
 }

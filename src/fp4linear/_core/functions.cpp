@@ -11,7 +11,6 @@
 #include "bindings.h"
 #include "cpu/bandwidth.h"
 #include "cpu/cpu.h"
-#include "cpu/native.h"
 #include "cuda/backend.h"
 #include "formats/swizzle.h"
 #include "linear.h"
@@ -131,48 +130,6 @@ float positive_number(nb::handle object, const char* name, const char* takes) {
     if (!(number > 0.0f) || !std::isfinite(number))
         value_error(expected + ", finite and > 0 in float32, got " + std::to_string(value));
     return number;
-}
-
-nb::tuple quantize_activations_array(nb::handle x, nb::handle global_scale, nb::handle input_scale, bool swizzled) {
-    float g = parse_input_scales(input_scale, global_scale, "global_scale");
-    const Array array = import_array(on_host(x), "x", Gradient::ignore);
-    Problem problem;
-    if (array.element == Element::float16) {
-        problem.dtype = DType::float16;
-    } else if (array.element == Element::bfloat16) {
-        problem.dtype = DType::bfloat16;
-    } else if (array.element == Element::float32) {
-        problem.dtype = DType::float32;
-    } else {
-        type_error("x: expected float16, bfloat16 or float32, got " + array.dtype);
-    }
-    if (array.ndim == 0) value_error("x: expected shape [..., K], got " + array.shape_text());
-    std::vector<std::int64_t> shape(array.shape, array.shape + array.ndim);
-    problem.k = shape.back();
-    problem.x_row_stride = problem.k;
-    problem.m = 1;
-    for (std::size_t i = 0; i + 1 < shape.size(); ++i) problem.m *= shape[i];
-    if (problem.k % 2 != 0) value_error("x: K must be even (two codes a byte), got shape " + array.shape_text());
-    std::vector<std::uint8_t> storage;
-    problem.x = array.contiguous(storage);
-    const std::int64_t blocks = blocks_per_row(problem.k, 16);
-    shape.back() = problem.k / 2;
-    nb::object codes = numpy_empty(shape, "uint8");
-    shape.back() = blocks;
-    if (swizzled) shape = {swizzle::padded_rows(problem.m), swizzle::padded_blocks(blocks)};
-    nb::object scales = numpy_empty(shape, "uint8");
-    auto* codes_data = static_cast<std::uint8_t*>(numpy_data(codes));
-    auto* scales_data = static_cast<std::uint8_t*>(numpy_data(scales));
-    {
-        nb::gil_scoped_release unlocked;
-        const int threads = cpu::default_threads();
-        if (g == 0.0f) g = cpu::dynamic_global_scale(problem, threads);
-        cpu::quantize_activations(problem, g, swizzled ? ScaleLayout::swizzled : ScaleLayout::plain, threads,
-                                  codes_data, scales_data);
-    }
-    nb::object g_array = numpy_empty({}, "float32");
-    std::memcpy(numpy_data(g_array), &g, sizeof g);
-    return nb::make_tuple(codes, scales, g_array);
 }
 
 // "cpu", or "sm90": a device that need not be here.
@@ -315,12 +272,6 @@ void bind_functions(nb::module_& m) {
                   "tuple[numpy.typing.NDArray[numpy.uint8], numpy.typing.NDArray[numpy.uint8], "
                   "numpy.typing.NDArray[numpy.float32]]"),
           "(b, scales, scale2) of a float matrix [N, K].");
-    m.def("quantize_activations", quantize_activations_array, nb::arg("x"), nb::arg("global_scale").none(),
-          nb::arg("input_scale").none(), nb::arg("swizzled"),
-          nb::sig("def quantize_activations(x: typing.Any, global_scale: typing.Any, input_scale: typing.Any, "
-                  "swizzled: bool) -> tuple[numpy.typing.NDArray[numpy.uint8], numpy.typing.NDArray[numpy.uint8], "
-                  "numpy.typing.NDArray[numpy.float32]]"),
-          "(codes, scales, global scale) of activations [..., K].");
     m.def(
         "swizzle_scales", swizzle_scales, nb::arg("scales"),
         nb::sig("def swizzle_scales(scales: typing.Any) -> numpy.typing.NDArray[numpy.uint8]"),

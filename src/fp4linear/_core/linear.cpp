@@ -7,12 +7,12 @@
 
 #include <atomic>
 #include <cstring>
-#include <mutex>
 
 #include "array.h"
 #include "bindings.h"
 #include "cuda/backend.h"
 #include "cuda/weight.h"
+#include "device_call.h"
 #include "formats/e2m1.h"
 
 namespace fp4linear::python {
@@ -228,26 +228,6 @@ DType activation_dtype(const Array& x) {
     type_error("x: expected float16, bfloat16 or (on the CPU) float32, got " + x.dtype);
 }
 
-// Elements between the rows of x where its leading axes are evenly spaced and each row is contiguous and aligned;
-// otherwise nothing, and x must be copied.
-std::optional<std::int64_t> row_stride(const Array& x) {
-    const int last = x.ndim - 1;
-    if (reinterpret_cast<std::uintptr_t>(x.data) % static_cast<std::uintptr_t>(x.item_size) != 0) return std::nullopt;
-    if (x.shape[last] > 1 && x.strides[last] != x.item_size) return std::nullopt;
-    std::int64_t stride = 0, rows = 1;
-    for (int i = last - 1; i >= 0; --i) {
-        if (x.shape[i] == 1) continue;
-        if (rows == 1) {
-            stride = x.strides[i];
-        } else if (x.strides[i] != stride * rows) {
-            return std::nullopt;
-        }
-        rows *= x.shape[i];
-    }
-    if (stride % x.item_size != 0) return std::nullopt;
-    return rows == 1 ? x.shape[last] : stride / x.item_size;
-}
-
 struct ByteRange {
     std::uintptr_t begin, end;
 };
@@ -279,26 +259,6 @@ void check_out(const Array& out, const Array& x, const std::vector<std::int64_t>
 Place place_of_layer(const Linear& linear) {
     const std::optional<int> device = linear.cuda_device();
     return {.cuda = device.has_value(), .index = device.value_or(0)};
-}
-
-// The stream of the argument: None, an integer (a cudaStream_t), or an object of the CUDA stream protocol.
-std::optional<void*> parse_stream(nb::handle stream) {
-    if (stream.is_none()) return std::nullopt;
-    nb::object handle = nb::borrow(stream);
-    if (PyLong_CheckExact(stream.ptr())) {
-        // Asking an int for the protocol would raise and drop an error on every call.
-    } else if (nb::hasattr(stream, "__cuda_stream__")) {
-        nb::object protocol = stream.attr("__cuda_stream__");
-        if (PyCallable_Check(protocol.ptr()) != 0) protocol = protocol();
-        if (!nb::isinstance<nb::tuple>(protocol) || nb::len(protocol) != 2)
-            type_error("stream: __cuda_stream__ did not give (version, handle)");
-        handle = nb::object(protocol[1]);
-    } else if (nb::hasattr(stream, "cuda_stream")) {
-        handle = stream.attr("cuda_stream");  // torch.cuda.Stream before it had the protocol
-    }
-    if (!PyLong_Check(handle.ptr()) || PyBool_Check(handle.ptr()))
-        type_error("stream: expected an integer (a cudaStream_t) or an object with __cuda_stream__");
-    return reinterpret_cast<void*>(nb::cast<std::uintptr_t>(handle));
 }
 
 // The shape of y and the sizes of the problem.
@@ -371,53 +331,6 @@ std::optional<std::int64_t> gpu_row_stride(const Array& x, std::int64_t m) {
     if (*stride < k || (!aligned && *stride != k)) return std::nullopt;
     return stride;
 }
-
-// Memory that lives as long as the work that was put on its stream.
-class StreamMemory {
-   public:
-    explicit StreamMemory(void* stream) : stream_(stream) {}
-    ~StreamMemory() { cuda::release(data_, stream_); }
-    StreamMemory(const StreamMemory&) = delete;
-    StreamMemory& operator=(const StreamMemory&) = delete;
-    void* allocate(std::size_t bytes) { return data_ = cuda::allocate(bytes, stream_); }
-
-   private:
-    void* stream_;
-    void* data_ = nullptr;
-};
-
-// Arrays that the stream still reads though their owner may free them at once: torch and CuPy reuse memory in the order
-// of the stream that it was used on, others do not know this stream. They are let go by a later call, which holds the
-// GIL.
-class Retired {
-   public:
-    static void keep_until_reached(Array&& array, void* stream) {
-        drop_reached();
-        auto* kept = new Array(std::move(array));
-        cuda::call_when_reached(stream, note, kept);
-    }
-
-   private:
-    static void note(void* kept) {
-        const std::lock_guard lock(instance().mutex_);
-        instance().reached_.push_back(static_cast<Array*>(kept));
-    }
-    static void drop_reached() {
-        std::vector<Array*> arrays;
-        {
-            const std::lock_guard lock(instance().mutex_);
-            arrays.swap(instance().reached_);
-        }
-        for (Array* array : arrays) delete array;
-    }
-    static Retired& instance() {
-        static auto* retired = new Retired;
-        return *retired;
-    }
-
-    std::mutex mutex_;
-    std::vector<Array*> reached_;
-};
 
 nb::object forward_cuda(const Layer& layer, nb::handle x_object, nb::handle out_object, nb::handle stream_object) {
     const Linear& linear = *layer.linear;
