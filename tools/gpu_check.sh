@@ -84,7 +84,11 @@ run_tests() {  # NAME ARGUMENTS...
     if [ $status -eq 0 ] && grep -qE '[0-9]+ passed' <<< "$last"; then note "$name" passed "$last"; else note "$name" FAILED "$last"; fi
 }
 
-if [ $tests = 1 ]; then run_tests tests tests; fi
+if [ $tests = 1 ]; then
+    run_tests tests tests
+    # Alone: it takes all of the GPU's memory.
+    FP4LINEAR_TEST_EXHAUSTION=1 run_tests exhaustion tests/gpu/test_gpu_allocation.py
+fi
 
 if [ $ptx = 1 ]; then
     found=0
