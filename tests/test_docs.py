@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import doctest
+import html
 import importlib
+import importlib.util
 import inspect
 import re
 import subprocess
@@ -128,6 +130,16 @@ def test_the_page_of_switches_is_the_table_of_the_core(monkeypatch: pytest.Monke
 def test_the_readme_names_every_path() -> None:
     plan = _core.plan(64, 128, 1, path="dequant_cublas", kernels=[])
     assert set(plan.reasons) <= set(re.findall(r"`(\w+)`", README))
+
+
+def test_the_picture_of_the_ladder_is_the_planners() -> None:
+    spec = importlib.util.spec_from_file_location("doc_pictures", ROOT / "tools" / "doc_pictures.py")
+    assert spec is not None and spec.loader is not None
+    pictures = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(pictures)
+    words = re.search(r"<dc:description>(.*?)</dc:description>", (DOCS / "ladder.svg").read_text(), re.S)
+    assert words is not None
+    assert html.unescape(words[1]) == pictures.ladder_in_words()  # else: python tools/doc_pictures.py
 
 
 def test_the_readme_names_every_command() -> None:
