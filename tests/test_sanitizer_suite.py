@@ -10,7 +10,7 @@ import pytest
 from tests.gpu.kernels import KERNELS, Kernel, Machine, missing
 
 ROOT = Path(__file__).resolve().parents[1]
-PARTS = ("prepare", "gemv_tensor_core", "gemv_scalar", "gemm_fused", "dequant_cublas")
+PARTS = ("prepare", "gemv_tensor_core", "gemv_scalar", "gemm_fused", "dequant_cublas", "native_emulated")
 H200 = Machine(clusters=True, wgmma=True)
 A100 = Machine(clusters=False, wgmma=False)
 

@@ -150,7 +150,8 @@ if [ $sanitizer = 1 ]; then
             if [ $status -eq 0 ]; then note kernels passed "every kernel is in the suite"; else note kernels FAILED "$last"; fi
         fi
         if wanted memcheck; then
-            run_tool memcheck prepare gemv_tensor_core gemv_scalar gemm_fused dequant_cublas -- --tool memcheck
+            run_tool memcheck prepare gemv_tensor_core gemv_scalar gemm_fused dequant_cublas native_emulated -- \
+                --tool memcheck
         fi
         # gemm_fused's mma.sync tiles: a GPU with wgmma takes them in a build of older PTX alone.
         if wanted memcheck-ptx80; then with_wheel wheelhouse-ptx80 memcheck-ptx80 gemm_fused -- --tool memcheck; fi
@@ -165,10 +166,12 @@ if [ $sanitizer = 1 ]; then
         # The tool does not follow __syncwarp before an mbarrier arrival, so the kernels are judged in a build in which every
         # lane arrives (CMake option FP4LINEAR_RACECHECK).
         if wanted racecheck; then
-            with_wheel wheelhouse-racecheck racecheck prepare gemv_tensor_core gemv_scalar gemm_fused -- \
+            with_wheel wheelhouse-racecheck racecheck prepare gemv_tensor_core gemv_scalar gemm_fused native_emulated -- \
                 --tool racecheck --racecheck-report analysis
         fi
-        if wanted initcheck; then run_tool initcheck prepare gemv_tensor_core gemv_scalar gemm_fused -- --tool initcheck; fi
+        if wanted initcheck; then
+            run_tool initcheck prepare gemv_tensor_core gemv_scalar gemm_fused native_emulated -- --tool initcheck
+        fi
     fi
 fi
 

@@ -25,7 +25,7 @@ def mangled(name: str) -> str:
 
 
 BLACKWELL = "native_nvfp4 alone, which needs SM100 or SM120"
-STREAMED, FUSED, CUBLAS = "gemv_tensor_core", "gemm_fused", "dequant_cublas"
+STREAMED, FUSED, CUBLAS, NATIVE = "gemv_tensor_core", "gemm_fused", "dequant_cublas", "native_emulated"
 KERNELS = (
     Kernel("prepack.cu", "prepack_kernel", ("prepare",), mangled("prepack_kernel"), seen=False),
     Kernel("prepack.cu", "unpack_kernel", ("prepare",), mangled("unpack_kernel"), seen=False),
@@ -50,6 +50,14 @@ KERNELS = (
     # Where there is wgmma no call comes here: `gpu_check.sh --sanitizer` runs the part with a wheel of older PTX too.
     Kernel("gemm_mma.cu", "general_kernel", (FUSED,), mangled("general_kernel"), "no wgmma"),
     Kernel("gemm_mma.cu", "reduce_kernel", (FUSED,), mangled("reduce_kernel"), "no wgmma"),
+    # Whole blocks that are aligned or not; plain scales or swizzled.
+    Kernel("quantize_activations.cu", "quantize_kernel", (NATIVE,), r"15quantize_kernelI\w+ELb1ELb0EEE"),
+    Kernel("quantize_activations.cu", "quantize_kernel", (NATIVE,), r"15quantize_kernelI\w+ELb1ELb1EEE"),
+    Kernel("quantize_activations.cu", "quantize_kernel", (NATIVE,), r"15quantize_kernelI\w+ELb0ELb0EEE"),
+    Kernel("quantize_activations.cu", "quantize_kernel", (NATIVE,), r"15quantize_kernelI\w+ELb0ELb1EEE"),
+    Kernel("quantize_activations.cu", "amax_kernel", (NATIVE,), r"11amax_kernelI\w+ELb1EEE"),
+    Kernel("quantize_activations.cu", "amax_kernel", (NATIVE,), r"11amax_kernelI\w+ELb0EEE"),
+    Kernel("native_emulated.cu", "emulated_kernel", (NATIVE,), mangled("emulated_kernel")),
     Kernel("native_weight.cu", "swizzle_kernel", (), mangled("swizzle_kernel"), why=BLACKWELL),
     Kernel("native_weight.cu", "codes_kernel", (), mangled("codes_kernel"), why=BLACKWELL),
 )

@@ -13,6 +13,7 @@ result, or a kernel that nothing ran.
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import cupy
@@ -85,18 +86,24 @@ def weight(n: int, k: int) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
     return b, random.integers(0x20, 0x59, (n, -(-k // 16)), dtype=np.uint8)
 
 
+def name_kernels(call: Callable[[], object]) -> None:
+    """Adds the kernels that a call launches, where they are asked for."""
+    if named is None:
+        return
+    cupy.cuda.Device().synchronize()
+    stream = cupy.cuda.Stream(non_blocking=True)
+    with stream:
+        call()  # this stream's scratch is taken before the capture
+        stream.synchronize()
+        named.update(launched(stream.ptr, call))
+
+
 def check(layer: Any, values: NDArray, expected: reference.Expected, path: str | None, x: Any = None) -> None:
     x = to_device(values) if x is None else x
     y = layer.forward(x)
     assert layer.last_path == path, layer.last_path
     assert_within_contract(to_host(y), expected)
-    if named is not None:
-        cupy.cuda.Device().synchronize()
-        stream = cupy.cuda.Stream(non_blocking=True)
-        with stream:
-            layer.forward(x, out=y)  # this stream's scratch is taken before the capture
-            stream.synchronize()
-            named.update(launched(stream.ptr, lambda: layer.forward(x, out=y)))
+    name_kernels(lambda: layer.forward(x, out=y))
 
 
 def run_layers(path: str, n: int, k: int, row_counts: tuple[int, ...], **options: Any) -> int:
@@ -173,11 +180,53 @@ def borrowed() -> int:
     return done
 
 
+def check_quantised(values: NDArray, **options: Any) -> None:
+    """Bytes of the CPU's. Then from an address that is no multiple of 16."""
+    want = fp4linear.quantize_activations(values, **options)
+    shifted = to_device(np.concatenate([np.zeros(1, values.dtype), values.reshape(-1)]))[1:].reshape(values.shape)
+    for x in (to_device(values), shifted):
+        got = fp4linear.quantize_activations(x, **options)
+        for a, b in zip(got, want, strict=True):
+            assert a.dtype == b.dtype and a.shape == b.shape and (a.get() == b).all()
+        with cupy.cuda.using_allocator(cupy.cuda.MemoryPool().malloc):  # no cudaMalloc in the capture
+            name_kernels(lambda x=x: fp4linear.quantize_activations(x, **options))
+
+
+def native() -> int:
+    """Quantising x, and the path that multiplies what comes of it: the bits of the CPU."""
+    done = 0
+    for m, k in ((1, 2), (3, 48), (130, 178), (129, 4160)):
+        for dtype in (*TYPES, np.dtype(np.float32)):
+            values = np.random.default_rng(k).standard_normal((m, k)).astype(dtype)
+            for g in (1.7, "dynamic"):
+                for swizzled in (False, True):
+                    check_quantised(values, global_scale=g, swizzled=swizzled)
+                    done += 1
+    for n, k in ((1, 2), (70, 192), (33, 178)):
+        b, scales = weight(n, k)
+        for options in ({"input_global_scale": 0.7}, {"input_global_scale": "dynamic"}):
+            arguments: dict[str, Any] = {"bias": np.linspace(-3, 3, n).astype(np.float32), "path": "native_emulated"}
+            layer = fp4linear.Fp4Linear(b, scales, 0.125, device="cuda", **arguments, **options)
+            host = fp4linear.Fp4Linear(b, scales, 0.125, device="cpu", **arguments, **options)
+            for dtype in TYPES:
+                for m in (1, 65):
+                    values = np.random.default_rng(m).standard_normal((m, k)).astype(dtype)
+                    x = to_device(values)
+                    y = layer.forward(x)
+                    assert layer.last_path == "native_emulated"
+                    assert (to_host(y).view(np.uint16) == host.forward(values).view(np.uint16)).all()
+                    name_kernels(lambda layer=layer, x=x, y=y: layer.forward(x, out=y))
+                    done += 1
+    return done
+
+
 def run_part(part: str) -> int:
     if part == "prepare":
         return prepare()
     if part == "borrowed":
         return borrowed()
+    if part == "native_emulated":
+        return native()
     probe = fp4linear.Fp4Linear(*weight(16, 128), 1.0, device="cuda", path=part).plan(1)
     if probe.path is None:
         raise SystemExit(f"{part} can't run here: {probe.reasons[part]}")
@@ -203,7 +252,7 @@ def main(arguments: list[str]) -> None:
         raise SystemExit("\n".join(absent))
 
 
-PARTS = ("prepare", *SHAPES)
+PARTS = ("prepare", *SHAPES, "native_emulated")
 
 if __name__ == "__main__":
     main(sys.argv[1:])
