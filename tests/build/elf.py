@@ -68,6 +68,12 @@ def kernels(library: Path, architecture: str) -> set[str]:
     return set(re.findall(r"^ Function (\S+):$", listing, re.MULTILINE))
 
 
+def stack_bytes(library: Path, architecture: str) -> dict[str, int]:
+    """Kernels, and the bytes of local memory of a thread on its stack: where registers are spilled to."""
+    listing = _run(tool("cuobjdump"), "--dump-resource-usage", "--gpu-architecture", architecture, str(library))
+    return {name: int(stack) for name, stack in re.findall(r"^ Function (\S+):\n.*?STACK:(\d+)", listing, re.MULTILINE)}
+
+
 def sass(library: Path, architecture: str, kernel: str) -> str:
     """The machine code of a kernel, by its mangled name."""
     return _run(

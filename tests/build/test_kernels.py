@@ -25,6 +25,11 @@ KERNELS = {
     "prepacking": ("prepack_kernel", 75, 1),
     "canonical()": ("unpack_kernel", 75, 1),
     "strided x": ("gather_kernel", 75, 1),
+    # float16, bfloat16 and float32; aligned or not; plain or swizzled scales. The number keeps dequantize_kernel out.
+    "quantising x": ("15quantize_kernel", 75, 12),
+    "the dynamic scale of x": ("amax_kernel", 75, 6),
+    "native_emulated": ("emulated_kernel", 75, 2),
+    "the weight of native_nvfp4": ("swizzle_kernel", 75, 2),
 }
 
 pytestmark = pytest.mark.skipif(not _core.cuda_info()["built"], reason="this build has no CUDA")
@@ -61,6 +66,14 @@ def test_the_sanitizer_suite_knows_every_kernel_by_its_name() -> None:
         for name in elf.kernels(MODULE, architecture):
             found = [kernel for kernel in ALL_KERNELS if re.search(kernel.pattern, name)]
             assert len(found) == 1, f"{name}: {found}"
+
+
+@pytest.mark.parametrize("path", ["quantising x", "the dynamic scale of x", "native_emulated"])
+def test_nothing_spills(path: str) -> None:
+    for architecture in elf.sass_architectures(MODULE):
+        stacks = elf.stack_bytes(MODULE, architecture)
+        found = {kernel: stack for kernel, stack in stacks.items() if KERNELS[path][0] in kernel}
+        assert found and not any(found.values()), f"{architecture}: {found}"
 
 
 # The tensor cores' instruction that a kernel is made of. wgmma is sm_90a's alone: elsewhere its kernels are empty.
