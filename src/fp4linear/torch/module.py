@@ -51,10 +51,6 @@ class Fp4LinearModule(nn.Module):
 
     A module made this way has no weight before load_state_dict(). `from_parts`, `from_linear` and `from_layer` make
     whole ones.
-    """
-
-    in_features: int
-    out_features: int
 
     Raises:
         TypeError: an unknown option.
@@ -68,6 +64,10 @@ class Fp4LinearModule(nn.Module):
         torch.Size([2, 32])
         >>> {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
         {'bias': (32,), 'weight': (32, 32), 'weight_scale': (32, 4), 'weight_scale_2': ()}
+    """
+
+    in_features: int
+    out_features: int
     block_size: int
     bias: nn.Parameter | None
     _key: Tensor
