@@ -10,6 +10,14 @@ BIN := $(abspath $(VENV)/bin)
 STAMPS := build/stamps
 TREE := build/python
 SANITIZE_TREE := build/sanitize
+THREADS_TREE := build/sanitize-threads
+FUZZ_TREE := build/fuzz/tree
+# Of each fuzzer; FUZZ_RUNS, where it is set, counts inputs instead, with a fixed seed.
+FUZZ_SECONDS ?= 300
+FUZZ_RUNS ?=
+# A Clang that has libFuzzer; without one the fuzzers of the core run under AddressSanitizer with a driver of their own.
+FUZZ_CXX ?= $(shell command -v clang++)
+CTEST_ARGS ?=
 FRAMEWORKS := torch==2.13.0 jax onnx==1.23.2
 CUTLASS := nvidia-cutlass==4.2.0.0
 CUDA_HEADERS := cuda-toolkit[cudart,crt,cccl]==13.0.2
@@ -27,9 +35,10 @@ NATIVE := $(shell find cpp cuda src/fp4linear/_core tests/cpp -name '*.h' -o -na
 SOURCES := $(NATIVE) $(shell find src -name '*.py' -o -name py.typed) pyproject.toml \
     $(shell find . -name CMakeLists.txt -not -path './build/*' -not -path './.venv/*') $(wildcard cmake/* build_backend/*.py)
 # What a build without CUDA compiles.
-TIDY := $(filter %.cc %.cpp,$(filter-out cuda/% %/test_swizzle_cutlass.cc %/test_cuda_dequantize.cc,$(NATIVE))) cuda/stub.cc
+TIDY := $(filter %.cc %.cpp,$(filter-out cuda/% %_cutlass.cc %/test_cuda_dequantize.cc,$(NATIVE))) cuda/stub.cc
 
 .PHONY: help demo test test-cpp test-frameworks test-wheel gpu-check bench lint lint-format lint-types lint-cpp format sanitize \
+    sanitize-threads sanitize-python fuzz fuzz-python fuzz-cpp \
     wheel develop headers docs clean
 .DELETE_ON_ERROR:
 
@@ -42,6 +51,9 @@ help:
 	@echo 'make bench            latency and accuracy; BENCH_ARGS="--help" lists the options'
 	@echo 'make lint             format, types and static checks; make format formats'
 	@echo 'make sanitize         the C++ tests under AddressSanitizer and UndefinedBehaviorSanitizer'
+	@echo 'make sanitize-threads the same under ThreadSanitizer'
+	@echo 'make sanitize-python  the Python tests with the module under AddressSanitizer; PYTEST_ARGS chooses'
+	@echo 'make fuzz             fuzzers of the loaders and of the core, FUZZ_SECONDS (300) each'
 	@echo 'make wheel            dist/: one wheel with CUDA for every architecture'
 	@echo 'make docs             the site of the documents, build/docs/index.html; warnings are errors'
 	@echo 'make develop          an editable installation that rebuilds on import'
@@ -87,11 +99,56 @@ format: $(STAMPS)/dev
 	$(BIN)/ruff format
 	$(BIN)/clang-format -i $(NATIVE)
 
+# $(1): the tree, $(2): more for cmake. The module is only made where a target names it: its stub could not import it.
+define configure
+$(BIN)/cmake -S . -B $(1) -G Ninja -DCMAKE_BUILD_TYPE=Release -DFP4LINEAR_CUDA=off -DPython_EXECUTABLE=$(BIN)/python $(2)
+endef
+
 sanitize: $(STAMPS)/build-tools
-	$(BIN)/cmake -S . -B $(SANITIZE_TREE) -G Ninja -DCMAKE_BUILD_TYPE=Release -DFP4LINEAR_SANITIZE=ON \
-	    -DFP4LINEAR_TESTS=ON -DFP4LINEAR_CUDA=off -DPython_EXECUTABLE=$(BIN)/python
+	$(call configure,$(SANITIZE_TREE),-DFP4LINEAR_SANITIZE=address -DFP4LINEAR_TESTS=ON -DFP4LINEAR_FUZZ=OFF -DFP4LINEAR_PYTHON=OFF)
 	$(BIN)/cmake --build $(SANITIZE_TREE)
-	$(BIN)/ctest --test-dir $(SANITIZE_TREE) --output-on-failure
+	$(BIN)/ctest --test-dir $(SANITIZE_TREE) --output-on-failure $(CTEST_ARGS)
+
+# A test forks with threads running, which ThreadSanitizer ends unless told to go on.
+sanitize-threads: export TSAN_OPTIONS := die_after_fork=0 second_deadlock_stack=1
+sanitize-threads: $(STAMPS)/build-tools
+	$(call configure,$(THREADS_TREE),-DFP4LINEAR_SANITIZE=thread -DFP4LINEAR_TESTS=ON)
+	$(BIN)/cmake --build $(THREADS_TREE)
+	$(BIN)/ctest --test-dir $(THREADS_TREE) --output-on-failure $(CTEST_ARGS)
+
+# Python is not instrumented, so the runtimes are loaded before it, and libstdc++ for what they replace of exceptions.
+# Left out: tests of frameworks, and those that measure resident memory, which AddressSanitizer keeps after it is freed.
+# Leaks are not looked for: Python itself ends with memory in use.
+sanitize-python: $(STAMPS)/package $(STAMPS)/test
+	$(call configure,$(SANITIZE_TREE),-DFP4LINEAR_SANITIZE=address -DFP4LINEAR_TESTS=ON -DFP4LINEAR_FUZZ=OFF -DFP4LINEAR_PYTHON=ON \
+	    -Dnanobind_DIR=$$($(BIN)/python -m nanobind --cmake_dir) \
+	    -DCMAKE_PREFIX_PATH=$$($(BIN)/python -c 'import os, nanobind_backend as b; print(os.path.dirname(b.__file__))'))
+	$(BIN)/cmake --build $(SANITIZE_TREE) --target _core
+	rm -rf $(SANITIZE_TREE)/site && mkdir -p $(SANITIZE_TREE)/site && cp -r src/fp4linear $(SANITIZE_TREE)/site
+	rm -r $(SANITIZE_TREE)/site/fp4linear/_core && cp $(SANITIZE_TREE)/_core*.so $(SANITIZE_TREE)/site/fp4linear
+	PYTHONPATH=$(abspath $(SANITIZE_TREE)/site) UBSAN_OPTIONS=print_stacktrace=1 \
+	    ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 \
+	    LD_PRELOAD="$$(for l in asan ubsan stdc++; do $${CXX:-g++} -print-file-name=lib$$l.so; done | tr '\n' ' ')" \
+	    $(BIN)/python -m pytest -p no:cacheprovider -q -m "not build and not torch and not jax and not gpu" \
+	    --ignore=tests/gpu --ignore=tests/build --ignore=tests/fuzz --ignore=tests/test_allocation.py \
+	    -k "not test_nothing_leaks" $(PYTEST_ARGS)
+
+fuzz: fuzz-cpp fuzz-python
+
+fuzz-python: $(STAMPS)/package $(STAMPS)/test $(STAMPS)/fuzz
+	$(BIN)/python -m tests.fuzz $(if $(FUZZ_RUNS),--runs $(FUZZ_RUNS),--seconds $(FUZZ_SECONDS))
+
+fuzz-cpp: FUZZ_BUILD = $(if $(FUZZ_CXX),$(FUZZ_TREE),$(SANITIZE_TREE))
+fuzz-cpp: $(STAMPS)/build-tools
+	$(call configure,$(FUZZ_BUILD),-DFP4LINEAR_SANITIZE=address -DFP4LINEAR_FUZZ=ON -DFP4LINEAR_PYTHON=OFF \
+	    $(if $(FUZZ_CXX),-DCMAKE_CXX_COMPILER=$(FUZZ_CXX)))
+	$(BIN)/cmake --build $(FUZZ_BUILD)
+	for fuzzer in $(FUZZ_BUILD)/tests/fuzz/cpp/fuzz_*; do \
+	    case $$fuzzer in *.cmake | *.dir) continue ;; esac; \
+	    corpus=build/fuzz/corpus/$$(basename $$fuzzer); mkdir -p $$corpus; echo "$$fuzzer"; \
+	    $$fuzzer $$corpus -artifact_prefix=$$corpus/ -seed=1 -verbosity=0 -print_final_stats=1 \
+	        $(if $(FUZZ_RUNS),-runs=$$(( 10 * $(FUZZ_RUNS) )),-max_total_time=$(FUZZ_SECONDS)) || exit 1; \
+	done
 
 # Isolated, as a user's build is.
 wheel: export FP4LINEAR_CUDA := on
@@ -155,6 +212,11 @@ $(STAMPS)/test $(STAMPS)/demo $(STAMPS)/dev $(STAMPS)/plot $(STAMPS)/docs: $(STA
 
 $(STAMPS)/frameworks: $(STAMPS)/venv Makefile
 	$(PIP) install --quiet $(FRAMEWORKS)
+	@touch $@
+
+# The fuzzers of the loaders follow coverage with it; where it is not to be had, they run without.
+$(STAMPS)/fuzz: $(STAMPS)/venv Makefile
+	@$(PIP) install --quiet atheris || echo 'No atheris to be had for this Python: inputs will be random'
 	@touch $@
 
 $(STAMPS)/headers: $(STAMPS)/venv Makefile

@@ -20,6 +20,9 @@ from pathlib import Path
 
 # One release of all five: nvidia-cuda-nvcc alone resolves to a newer nvvm, which it cannot run.
 NVCC_REQUIREMENT = "cuda-toolkit[nvcc,nvvm,crt,cudart,cccl]==13.0.2"
+# Headers of the native NVFP4 kernels, which only these targets have.
+CUTLASS_REQUIREMENT = "nvidia-cutlass==4.2.0.0"
+_NATIVE_TARGET = re.compile(r"1[02][0-9][af](-real)?")
 # The first release that knows sm_100a, sm_120a and the FP4 types.
 MINIMUM_NVCC = (12, 8)
 # Everything from Turing on. 100-virtual is the PTX that later devices compile: an "a" target runs on exactly its own
@@ -114,9 +117,14 @@ def decide(mode: str, architectures: tuple[str, ...], find_gpus: Callable[[], li
 
 
 def compiler_requirements(mode: str, architectures: str) -> list[str]:
-    """What pip has to install before a build with these switches: nvcc, where CUDA is wanted and no nvcc is here."""
+    """What pip has to install before a build with these switches: nvcc, where CUDA is wanted and no nvcc is here, and
+    CUTLASS's headers, where a target is a Blackwell GPU's own.
+    """
     decision = decide(parse_mode(mode), parse_architectures(architectures), find_gpus)
-    return [NVCC_REQUIREMENT] if decision.build and system_nvcc()[0] is None else []
+    if not decision.build:
+        return []
+    native = any(_NATIVE_TARGET.fullmatch(name) for name in decision.architectures)
+    return ([NVCC_REQUIREMENT] if system_nvcc()[0] is None else []) + ([CUTLASS_REQUIREMENT] if native else [])
 
 
 def find_gpus() -> list[str]:

@@ -36,8 +36,10 @@ struct Planned {
 Planned plan_anew(const BorrowedWeight& w, const Problem& p, const Options& options) {
     const PlanQuery query{
         .m = p.m, .n = p.n, .k = p.k, .block_size = p.block_size, .dtype = p.dtype, .form = planned_form(w)};
-    const DeviceSpec device =
+    DeviceSpec device =
         w.cuda_device ? cuda::device_spec(*w.cuda_device) : cpu_device_spec(*choose_isa(options.cpu_isa), p.dtype);
+    device.kernels &= ~path_bit(PathId::native_nvfp4);
+    device.native_reason = "only an Fp4Linear holds the swizzled scales that it reads";
     if (options.log)
         std::fprintf(stderr, "fp4linear: %s\n", describe(make_plan(query, device, options), query).c_str());
     return {choose_path(query, device, options), device.sm_count};
@@ -53,7 +55,9 @@ Planned plan_of(const BorrowedWeight& w, const Problem& p, const Options& option
     };
     constexpr std::size_t entries = 128;  // a model has a handful of shapes, each with a few M
     thread_local std::array<Entry, entries> known;
-    const auto mixed = static_cast<std::uint64_t>(p.m * 31 + p.n * 7 + p.k) * 0x9E3779B97F4A7C15u;
+    const auto mixed =
+        (static_cast<std::uint64_t>(p.m) * 31 + static_cast<std::uint64_t>(p.n) * 7 + static_cast<std::uint64_t>(p.k)) *
+        0x9E3779B97F4A7C15u;
     Entry& entry = known[mixed >> 57];
     static_assert(entries == std::size_t{1} << (64 - 57));
     const auto key =

@@ -111,19 +111,25 @@ std::string gemv_scalar_can_run(const PlanQuery& q, const DeviceSpec& d, const O
                        [&] { return needs_form(q, WeightForm::canonical); });
 }
 
-std::string native_nvfp4_can_run(const PlanQuery& q, const DeviceSpec& d, const Options&) {
-    return first_unmet([&] { return needs_cuda(d, PathId::native_nvfp4); },
-                       [&] {
-                           const bool blackwell = d.sm / 10 == 12 || d.sm / 10 == 10;
-                           return blackwell ? std::string() : "needs SM10x or SM12x, got SM" + number(d.sm);
-                       },
-                       [&] { return needs_16_bit_x(q); }, [&] { return needs_block_16(q); },
-                       [&] { return needs_multiple("K", q.k, native_multiple); },
-                       [&] { return needs_multiple("N", q.n, native_multiple); });
+std::string native_nvfp4_can_run(const PlanQuery& q, const DeviceSpec& d, const Options& o) {
+    return first_unmet(
+        [&] {
+            if (d.kind != DeviceKind::cuda) return needs_cuda(d, PathId::native_nvfp4);
+            const bool blackwell = d.sm / 10 == 12 || d.sm / 10 == 10;
+            return blackwell ? std::string() : "needs SM10x or SM12x, got SM" + number(d.sm);
+        },
+        [&] {
+            std::string unmet = needs_cuda(d, PathId::native_nvfp4);
+            if (!unmet.empty() && !d.native_reason.empty()) unmet += ": " + d.native_reason;
+            return unmet;
+        },
+        [&] { return needs_16_bit_x(q); }, [&] { return needs_block_16(q); },
+        [&] { return needs_multiple("K", q.k, native_multiple); },
+        [&] { return needs_multiple("N", q.n, native_multiple); },
+        [&] { return std::string(o.batch_invariant ? "batch_invariant is set and its tile depends on M" : ""); });
 }
 std::string native_nvfp4_worth_it(const PlanQuery& q, const DeviceSpec&, const Options& o) {
-    if (!o.native_nvfp4) return "opt-in: it rounds x to 4 bits (FP4LINEAR_NATIVE_NVFP4=1)";
-    if (o.batch_invariant) return "batch_invariant is set";
+    if (!o.native_nvfp4) return "opt-in: it rounds x to 4 bits (native=True, FP4LINEAR_NATIVE_NVFP4=1)";
     return q.m > gemv_scalar_max_m ? "" : "M = " + number(q.m) + " is bound by memory: a GEMV needs no rounding of x";
 }
 
@@ -217,7 +223,7 @@ std::string path_names() {
 }
 
 int gemv_scalar_rows_per_block(std::int64_t m, std::int64_t n, int sm_count, bool row_tiling) {
-    const std::int64_t blocks = (n + gemv_scalar_columns_per_block - 1) / gemv_scalar_columns_per_block;
+    const std::int64_t blocks = n / gemv_scalar_columns_per_block + (n % gemv_scalar_columns_per_block != 0 ? 1 : 0);
     if (!row_tiling || m <= 1 || blocks < sm_count) return 1;
     return m >= 4 ? 4 : 2;
 }

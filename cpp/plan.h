@@ -44,6 +44,7 @@ struct DeviceSpec {
     std::uint32_t kernels = 0;         // path_bit of every path that this build has a kernel of for the device
     bool cublaslt = false;             // the library was found
     std::string cublaslt_reason;       // where it was not: why
+    std::string native_reason;         // why the kernels of native_nvfp4 are missing, where that is known
     std::int64_t cpu_gemv_max_m = 16;  // crossover of the CPU paths (cpu::gemv_max_m)
 };
 

@@ -45,4 +45,14 @@ void dequantize(const DequantizeArguments& weight, DType out_dtype, void* out, v
 // The same for host pointers: uploads, runs on the device, downloads, and leaves the current device as it was.
 void dequantize_host(const DequantizeArguments& weight, DType out_dtype, void* out, int device);
 
+// What this build has for native_nvfp4 on a GPU of a compute capability (10 * major + minor), asked of CUTLASS on the
+// host: no GPU is needed.
+struct NativeCheck {
+    bool built = false;
+    std::string reason;  // why not, or why CUTLASS can't take the shape; empty where it can
+    int tile_m = 0, tile_n = 0, tile_k = 0, cluster_m = 0;
+    std::size_t workspace = 0;  // bytes
+};
+NativeCheck check_native(int sm, std::int64_t m, std::int64_t n, std::int64_t k, DType dtype);
+
 }  // namespace fp4linear::cuda

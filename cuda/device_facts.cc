@@ -8,6 +8,7 @@
 #include "cuda/gemm.h"
 #include "cuda/kernels.h"
 #include "cuda/memory.h"
+#include "cuda/native_kernels.h"
 
 namespace fp4linear::cuda {
 
@@ -27,6 +28,7 @@ const DeviceFacts& device_facts(int device) {
         cudaDeviceGetAttribute(&facts.max_shared_memory, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
     FP4LINEAR_CUDA_CHECK(gemv_tensor_core_kernel_arch(&facts.kernel_arch));
     FP4LINEAR_CUDA_CHECK(gemm_wgmma_compiled(&facts.wgmma));
+    if (const NativeKernels* native = native_kernels(facts.sm)) facts.native = native->loads();
     return all->emplace(device, facts).first->second;
 }
 

@@ -9,6 +9,7 @@ struct DeviceFacts {
     int max_shared_memory = 0;  // bytes that a block may opt in to
     int kernel_arch = 0;        // that the loaded kernels were compiled for: 80 also where SM80 PTX runs on a newer GPU
     bool wgmma = false;         // they were compiled for sm_90a
+    bool native = false;        // it loads kernels of native_nvfp4
 };
 
 // Makes the device's context.

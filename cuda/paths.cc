@@ -11,6 +11,8 @@
 #include "cuda/gemm_fused.h"
 #include "cuda/kernels.h"
 #include "cuda/native_emulated.h"
+#include "cuda/native_kernels.h"
+#include "cuda/native_nvfp4.h"
 #include "cuda/prepacked.h"
 #include "cuda/weight.h"
 #include "cuda/workspace.h"
@@ -75,6 +77,8 @@ DeviceSpec device_spec(int device) {
     spec.kernels = kernels_of_build;
     // On a newer GPU the kernels may be those of an old architecture's PTX, which has no body of this one.
     if (facts.kernel_arch < tensor_core_sm) spec.kernels &= ~tensor_core_kernels;
+    if (facts.native) spec.kernels |= path_bit(PathId::native_nvfp4);
+    spec.native_reason = why_no_native_kernels(facts.sm);
     spec.cublaslt = cublaslt::available();
     if (!spec.cublaslt) spec.cublaslt_reason = cublaslt::unavailable_reason();
     return spec;
@@ -109,6 +113,7 @@ void run(PathId path, const Weight& weight, const Problem& problem, const CallOp
         case PathId::gemv_tensor_core: run_gemv_tensor_core(w, problem, s); return;
         case PathId::gemv_scalar: run_gemv_scalar(w, problem, options.rows_per_block, s); return;
         case PathId::gemm_fused: gemm_fused(w, problem, options.batch_invariant, s); return;
+        case PathId::native_nvfp4: native_nvfp4(w, problem, options.input_global_scale, s); return;
         case PathId::native_emulated: native_emulated(w, problem, options.input_global_scale, s); return;
         case PathId::dequant_cublas: dequant_cublas(w, problem, s); return;
         default: throw std::runtime_error("no CUDA kernel of " + std::string(name_of(path)));

@@ -114,10 +114,20 @@ def test_nvcc_comes_from_pypi_only_where_cuda_is_wanted_and_missing(toolchain, m
     monkeypatch.setattr(toolchain, "system_nvcc", lambda: (None, []))
     assert toolchain.compiler_requirements("auto", "") == []
     assert toolchain.compiler_requirements("off", "90a") == []
-    assert toolchain.compiler_requirements("on", "") == [toolchain.NVCC_REQUIREMENT]
+    assert toolchain.compiler_requirements("on", "") == [toolchain.NVCC_REQUIREMENT, toolchain.CUTLASS_REQUIREMENT]
     assert toolchain.compiler_requirements("auto", "90a") == [toolchain.NVCC_REQUIREMENT]
     monkeypatch.setattr(toolchain, "system_nvcc", lambda: (toolchain.Nvcc(Path("/cuda/bin/nvcc"), (13, 0)), []))
-    assert toolchain.compiler_requirements("on", "") == []
+    assert toolchain.compiler_requirements("on", "") == [toolchain.CUTLASS_REQUIREMENT]
+    assert toolchain.compiler_requirements("on", "90a") == []
+
+
+def test_cutlass_comes_for_the_targets_of_blackwell_alone(toolchain, monkeypatch):
+    monkeypatch.setattr(toolchain, "system_nvcc", lambda: (toolchain.Nvcc(Path("/cuda/bin/nvcc"), (13, 0)), []))
+    for targets in ("120a", "120a-real", "121f", "75;100a", "103a-real", "all"):
+        assert toolchain.compiler_requirements("on", targets) == [toolchain.CUTLASS_REQUIREMENT], targets
+    # A plain target has no block-scaled product, a virtual one no machine code.
+    for targets in ("75;80;90a", "120", "120-real", "100-virtual", "110a", "120a-virtual"):
+        assert toolchain.compiler_requirements("on", targets) == [], targets
 
 
 def test_wheel_layout_is_recognised_wherever_nvcc_was_found(toolchain, tmp_path):

@@ -20,7 +20,13 @@ import pytest
 from tests.build import elf
 
 ROOT = Path(__file__).resolve().parents[2]
-ARCHITECTURE = "90a"
+ARCHITECTURES = ("90a", "100a", "120a")  # those whose tensor cores have instructions of their own
+# The kernels of native_nvfp4 are compiled for a family (sm_120f), which cuobjdump lists without its letter: the family,
+# a part of their names, and the block-scaled product of E2M1 with UE4M3 scales that they are for.
+NATIVE = {
+    "sm_120": ("MainloopSm120TmaWarpSpecializedBlockScaled", "OMMA.SF.16864.F32.E2M1.E2M1.UE4M3.4X"),
+    "sm_100": ("MainloopSm100TmaUmmaWarpSpecializedBlockScaled", "UTCOMMA"),
+}
 SYSTEM_TOOLKITS = ("/usr/local/cuda", "/usr/local/bin/nvcc", "/usr/bin/nvcc")
 # A kernel and the least number of its instantiations: fp32, fp16 and bf16, each for aligned runs and for any shape;
 # both 16-bit types of the GEMVs.
@@ -38,6 +44,9 @@ SDIST_HOLDS = (
     "cpp/cpu/cpu.h",
     "cuda/backend.h",
     "cuda/dequantize.cu",
+    "cuda/native.cmake",
+    "cuda/native_nvfp4_sm120.cu",
+    "THIRD_PARTY_NOTICES",
     "cuda/stub.cc",
     "cuda/device/e2m1.cuh",
     "src/fp4linear/__init__.py",
@@ -92,7 +101,7 @@ def wheel(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wheel")
     command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "wheel", "--verbose", "--no-deps"]
     command += ["--wheel-dir", str(folder), str(sdist)]
-    switches = {"FP4LINEAR_CUDA": "on", "FP4LINEAR_CUDA_ARCHITECTURES": ARCHITECTURE}
+    switches = {"FP4LINEAR_CUDA": "on", "FP4LINEAR_CUDA_ARCHITECTURES": ";".join(ARCHITECTURES)}
     without = {name: value for name, value in os.environ.items() if name not in ("CUDACXX", "CUDA_HOME", "CUDA_PATH")}
     hidden = hide_system_cuda(command)
     build = subprocess.run(
@@ -107,7 +116,7 @@ def wheel(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert build.returncode == 0, build.stdout
     decision = re.search(r"fp4linear: building CUDA for (\S+) \(.*\) with nvcc [\d.]+ from PyPI", build.stdout)
     assert decision is not None, build.stdout
-    assert decision[1] == ARCHITECTURE
+    assert decision[1] == ";".join(ARCHITECTURES)
     (built,) = folder.glob("*.whl")
     return built
 
@@ -139,7 +148,8 @@ def test_wheel_holds_the_package_and_nothing_else(wheel):
         entry_points = archive.read(next(name for name in names if name.endswith("entry_points.txt"))).decode()
     assert {name.split("/")[0].split("-")[0] for name in names} == {"fp4linear"}
     assert {"fp4linear/__init__.py", "fp4linear/_core.pyi", "fp4linear/py.typed"} <= set(names)
-    assert any(name.endswith("licenses/LICENSE") for name in names)
+    for notice in ("LICENSE", "THIRD_PARTY_NOTICES"):
+        assert any(name.endswith(f"licenses/{notice}") for name in names)
     sources = {path.relative_to(ROOT / "src").as_posix() for path in (ROOT / "src").rglob("*.py")}
     assert {name for name in names if name.endswith(".py")} == sources
     kinds = {name.rsplit(".", 1)[-1] for name in names if name.startswith("fp4linear/")}
@@ -157,15 +167,57 @@ def test_links_no_cuda_library(module):
 
 def test_holds_the_architectures_that_it_was_built_for(module):
     given = os.environ.get("FP4LINEAR_TEST_WHEEL") is not None
-    expected = {"sm_75", "sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120a"} if given else {"sm_90a"}
-    assert elf.sass_architectures(module) == expected
+    expected = {f"sm_{name}" for name in ARCHITECTURES} | set(NATIVE)
+    assert elf.sass_architectures(module) == expected | ({"sm_75", "sm_80", "sm_86", "sm_89"} if given else set())
     assert not given or "sm_100" in elf.ptx_architectures(module)  # for devices that came later
 
 
 @pytest.mark.parametrize(("kernel", "instantiations"), KERNELS.items())
-def test_holds_machine_code_of_the_kernels(module, kernel, instantiations):
-    found = [name for name in elf.kernels(module, f"sm_{ARCHITECTURE}") if kernel in name]
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_holds_machine_code_of_the_kernels(module, architecture, kernel, instantiations):
+    found = [name for name in elf.kernels(module, f"sm_{architecture}") if kernel in name]
     assert len(found) >= instantiations
+
+
+@pytest.mark.parametrize(("family", "name", "instruction"), [(family, *what) for family, what in NATIVE.items()])
+def test_native_kernels_multiply_block_scaled(module, family, name, instruction):
+    """For plain sm_120 CUTLASS's kernels compile too, into machine code that multiplies nothing."""
+    found = [kernel for kernel in elf.kernels(module, family) if "cutlass" in kernel]
+    assert len(found) == 2 and all(name in kernel for kernel in found)  # the small tile and the large one
+    for kernel in found:
+        assert instruction in elf.sass(module, family, kernel)
+    for architecture in elf.sass_architectures(module):  # and nothing of it anywhere else
+        if not architecture.startswith(family):
+            assert not {kernel for kernel in elf.kernels(module, architecture) if name in kernel}
+
+
+def test_cutlass_takes_the_shapes_of_native_nvfp4(wheel, tmp_path):
+    """Argument structs, strides and tiles, asked of CUTLASS's can_implement() on the host."""
+    subprocess.run([sys.executable, "-m", "venv", "--system-site-packages", str(tmp_path / "venv")], check=True)
+    interpreter = str(tmp_path / "venv" / "bin" / "python")
+    pip("install", "--quiet", "--force-reinstall", "--no-deps", str(wheel), python=interpreter)
+    subprocess.run([interpreter, "-c", NATIVE_SHAPES], check=True, cwd=tmp_path)
+
+
+NATIVE_SHAPES = """
+from fp4linear import _core
+
+for sm, tiles in ((120, ((128, 128, 128), (256, 128, 128))), (100, ((128, 128, 256), (256, 128, 256)))):
+    for capability in (sm, sm + (1 if sm == 120 else 3)):  # 12.0 and 12.1, 10.0 and 10.3
+        for dtype in ("float16", "bfloat16"):
+            for m in (1, 9, 127, 128, 129, 256, 257, 4096, 100_000):
+                for n in (32, 96, 128, 4096, 28_672, 248_320):
+                    for k in (32, 64, 96, 256, 2048, 17_408):
+                        found = _core.native_kernels(capability, n, k, m, dtype)
+                        assert found["built"] and found["reason"] == "", (capability, m, n, k, found)
+                        large = m > (256 if sm == 120 else 128)
+                        assert found["tile"] == tiles[large] and found["cluster"] == (2 if sm == 100 and large else 1)
+        for n, k in ((32, 48), (64, 16), (36, 64)):  # not 16 bytes a row of codes, or of y
+            assert _core.native_kernels(capability, n, k, 16)["reason"], (n, k)
+for capability in (75, 80, 90, 110):
+    found = _core.native_kernels(capability, 64, 64, 16)
+    assert not found["built"] and found["reason"], found
+"""
 
 
 def pythons() -> list[str]:

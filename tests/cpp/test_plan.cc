@@ -237,6 +237,8 @@ void test_batch_invariant() {
     Options o = invariant;
     o.path = "dequant_cublas";
     CHECK(has(error_of(query(64), gpu(90), o), "batch_invariant"));
+    o.path = "native_nvfp4";
+    CHECK(has(error_of(query(64), gpu(120), o), "batch_invariant"));
 }
 
 void test_unknown_name() {

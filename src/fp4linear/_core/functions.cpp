@@ -187,6 +187,18 @@ nb::list isas() {
     return list;
 }
 
+nb::dict native_kernels(int sm, std::int64_t n, std::int64_t k, std::int64_t m, const std::string& dtype) {
+    if (n < 1 || k < 1 || m < 1) value_error("n, k and m must be >= 1");
+    const cuda::NativeCheck check = cuda::check_native(sm, m, n, k, parse_dtype(dtype));
+    nb::dict found;
+    found["built"] = check.built;
+    found["reason"] = check.reason;
+    found["tile"] = nb::make_tuple(check.tile_m, check.tile_n, check.tile_k);
+    found["cluster"] = check.cluster_m;
+    found["workspace"] = check.workspace;
+    return found;
+}
+
 nb::dict cuda_info() {
     nb::dict info;
     info["built"] = cuda::built();
@@ -295,6 +307,13 @@ void bind_functions(nb::module_& m) {
           "negative sizes.");
     m.def("isas", isas, nb::sig("def isas() -> list[dict[str, typing.Any]]"),
           "CPU instruction sets, best first: name, runs_here, selected.");
+    m.def("native_kernels", native_kernels, nb::arg("sm"), nb::arg("n"), nb::arg("k"), nb::arg("m"),
+          nb::arg("dtype") = "bfloat16",
+          nb::sig("def native_kernels(sm: int, n: int, k: int, m: int, dtype: str = 'bfloat16') -> "
+                  "dict[str, typing.Any]"),
+          "What this build has for native_nvfp4 on a GPU of compute capability sm (120, 100, ...), as CUTLASS answers "
+          "on the host: built, reason (why not, or why it can't take the shape), tile (M, N, K), cluster, workspace "
+          "in bytes.");
     m.def("cuda_info", cuda_info, nb::sig("def cuda_info() -> dict[str, typing.Any]"),
           "What this build holds for CUDA and which devices it can use; makes no CUDA context.");
     m.def("environment", environment, nb::sig("def environment() -> list[dict[str, str]]"),

@@ -5,6 +5,7 @@
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstring>
 
@@ -161,7 +162,7 @@ std::vector<float> import_bias(nb::handle object, std::int64_t n) {
 }
 
 Options layer_options(const std::string& path, const std::optional<std::string>& isa, const std::optional<int>& threads,
-                      bool batch_invariant, float input_global_scale) {
+                      bool batch_invariant, const std::optional<bool>& native, float input_global_scale) {
     Options options = options_from_environment();
     if (path != "auto") options.path = path;
     if (isa) options.cpu_isa = *isa;
@@ -170,6 +171,7 @@ Options layer_options(const std::string& path, const std::optional<std::string>&
         options.num_threads = *threads;
     }
     options.batch_invariant = batch_invariant;
+    if (native) options.native_nvfp4 = *native;
     options.input_global_scale = input_global_scale;
     return options;
 }
@@ -181,7 +183,7 @@ void check_block_size(int block_size) {
 Layer make_layer(nb::handle b, nb::handle scales, nb::handle scale2, nb::handle bias, int block_size,
                  const std::optional<std::string>& device, const std::string& nan_scales, const std::string& path,
                  const std::optional<std::string>& isa, const std::optional<int>& threads, bool batch_invariant,
-                 nb::handle input_scale, nb::handle input_global_scale) {
+                 const std::optional<bool>& native, nb::handle input_scale, nb::handle input_global_scale) {
     check_block_size(block_size);
     const Place place = layer_place(device, b);
     LinearArguments arguments;
@@ -196,7 +198,7 @@ Layer make_layer(nb::handle b, nb::handle scales, nb::handle scale2, nb::handle 
     arguments.scales = weight.scales;
     arguments.scale2 = import_scale2(scale2, weight.n);
     arguments.bias = import_bias(bias, weight.n);
-    Options options = layer_options(path, isa, threads, batch_invariant,
+    Options options = layer_options(path, isa, threads, batch_invariant, native,
                                     parse_input_scales(input_scale, input_global_scale, "input_global_scale"));
     Layer layer;
     {
@@ -379,7 +381,7 @@ nb::object scale2_array(const Linear& linear) {
     std::vector<std::int64_t> shape;
     if (scale2.size() != 1) shape.push_back(linear.out_features());
     nb::object array = numpy_empty(shape, "float32");
-    std::memcpy(numpy_data(array), scale2.data(), scale2.size() * sizeof(float));
+    std::copy(scale2.begin(), scale2.end(), static_cast<float*>(numpy_data(array)));  // may be none, at null
     return array;
 }
 
@@ -456,6 +458,7 @@ nb::tuple reduce(nb::handle self) {
     keywords["nan_scales"] = nan_scales_text(linear.nan_scales());
     keywords["path"] = options.path;
     keywords["batch_invariant"] = options.batch_invariant;
+    keywords["native"] = options.native_nvfp4;
     if (options.input_global_scale == 0.0f) {
         keywords["input_global_scale"] = "dynamic";
     } else if (options.input_global_scale != 1.0f) {
@@ -544,6 +547,8 @@ void bind_linear(nb::module_& m) {
         "    isa: CPU instruction set (see fp4linear info), or None for the best.\n"
         "    threads: threads of a CPU call, or None for FP4LINEAR_NUM_THREADS, else every core.\n"
         "    batch_invariant: a row's result has the same bits whatever M and the other rows are.\n"
+        "    native: True lets the ladder take native_nvfp4, which rounds x to 4 bits, where it can run (Blackwell,\n"
+        "        M > 8); None is FP4LINEAR_NATIVE_NVFP4.\n"
         "    input_scale, input_global_scale: the global scale of x, at most one of both; only the native paths, "
         "which\n"
         "        quantise x, use it. input_scale divides x (ModelOpt: amax / 2688), input_global_scale multiplies it\n"
@@ -563,20 +568,22 @@ void bind_linear(nb::module_& m) {
             [](Layer* self, nb::handle b, nb::handle scales, nb::handle scale2, nb::handle bias, int block_size,
                const std::optional<std::string>& device, const std::string& nan_scales, const std::string& path,
                const std::optional<std::string>& isa, const std::optional<int>& threads, bool batch_invariant,
-               nb::handle input_scale, nb::handle input_global_scale) {
+               const std::optional<bool>& native, nb::handle input_scale, nb::handle input_global_scale) {
                 new (self) Layer(make_layer(b, scales, scale2, bias, block_size, device, nan_scales, path, isa, threads,
-                                            batch_invariant, input_scale, input_global_scale));
+                                            batch_invariant, native, input_scale, input_global_scale));
             },
             nb::arg("b"), nb::arg("scales"), nb::arg("scale2").none(), nb::arg("bias").none() = nb::none(),
             nb::kw_only(), nb::arg("block_size") = 16, nb::arg("device").none() = nb::none(),
             nb::arg("nan_scales") = "error", nb::arg("path") = "auto", nb::arg("isa").none() = nb::none(),
             nb::arg("threads").none() = nb::none(), nb::arg("batch_invariant") = false,
-            nb::arg("input_scale").none() = nb::none(), nb::arg("input_global_scale").none() = nb::none(),
+            nb::arg("native").none() = nb::none(), nb::arg("input_scale").none() = nb::none(),
+            nb::arg("input_global_scale").none() = nb::none(),
             nb::sig(
                 "def __init__(self, b: typing.Any, scales: typing.Any, scale2: typing.Any, bias: typing.Any = None, "
                 "*, block_size: int = 16, device: str | None = None, nan_scales: str = 'error', path: str = 'auto', "
                 "isa: str | None = None, threads: int | None = None, batch_invariant: bool = False, "
-                "input_scale: typing.Any = None, input_global_scale: typing.Any = None) -> None"))
+                "native: bool | None = None, input_scale: typing.Any = None, input_global_scale: typing.Any = None) -> "
+                "None"))
         .def(
             "forward", forward, nb::arg("x"), nb::kw_only(), nb::arg("out").none() = nb::none(),
             nb::arg("stream").none() = nb::none(),

@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from . import bench, convert, demo, info, inspect, quantize
+from . import bench, convert, demo, info, inspect, quantize, selftest
 
 app = typer.Typer(
     name="fp4linear",
@@ -22,6 +22,7 @@ app.command("inspect")(inspect.command)
 app.command("quantize")(quantize.command)
 app.command("convert")(convert.command)
 app.command("bench")(bench.command)
+app.command("selftest")(selftest.command)
 
 
 def main() -> None:

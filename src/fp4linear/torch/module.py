@@ -19,7 +19,10 @@ from ._ops import linear, recording, unobserved
 
 WEIGHT_NAMES = ("weight", "weight_scale", "weight_scale_2")
 _DEVICES = ("cpu", "cuda", "meta")
-_OPTIONS = ("block_size", "nan_scales", "path", "isa", "threads", "batch_invariant")
+_OPTIONS = (
+    "block_size", "nan_scales", "path", "isa", "threads", "batch_invariant", "native", "input_scale",
+    "input_global_scale",
+)  # fmt: skip
 
 
 class Fp4LinearModule(nn.Module):
@@ -47,7 +50,8 @@ class Fp4LinearModule(nn.Module):
         bias: whether there is one.
         device: where the layer is to be: cpu, cuda or meta. By default torch's default device.
         dtype: type of the bias. By default torch's default type.
-        options: block_size, nan_scales, path, isa, threads, batch_invariant, as for `fp4linear.Fp4Linear`.
+        options: block_size, nan_scales, path, isa, threads, batch_invariant, native, input_scale,
+            input_global_scale, as for `fp4linear.Fp4Linear`.
 
     A module made this way has no weight before load_state_dict(). `from_parts`, `from_linear` and `from_layer` make
     whole ones.
