@@ -34,6 +34,7 @@ NATIVE := $(shell find cpp cuda src/fp4linear/_core tests/cpp -name '*.h' -o -na
     -o -name '*.cuh')
 SOURCES := $(NATIVE) $(shell find src -name '*.py' -o -name py.typed) pyproject.toml \
     $(shell find . -name CMakeLists.txt -not -path './build/*' -not -path './.venv/*') $(wildcard cmake/* build_backend/*.py)
+FUZZERS := $(wildcard tests/fuzz/cpp/*.h tests/fuzz/cpp/*.cc)
 # What a build without CUDA compiles.
 TIDY := $(filter %.cc %.cpp,$(filter-out cuda/% %_cutlass.cc %/test_cuda_dequantize.cc,$(NATIVE))) cuda/stub.cc
 
@@ -84,7 +85,7 @@ lint: lint-format lint-types lint-cpp
 lint-format: $(STAMPS)/dev
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
-	$(BIN)/clang-format --dry-run -Werror $(NATIVE)
+	$(BIN)/clang-format --dry-run -Werror $(NATIVE) $(FUZZERS)
 
 lint-types: $(STAMPS)/dev $(STAMPS)/package
 	rm -rf build/types && mkdir -p build/types && cp -r src/fp4linear build/types && rm -r build/types/fp4linear/_core
@@ -97,7 +98,7 @@ lint-cpp: $(STAMPS)/dev $(STAMPS)/package
 format: $(STAMPS)/dev
 	$(BIN)/ruff check --fix-only
 	$(BIN)/ruff format
-	$(BIN)/clang-format -i $(NATIVE)
+	$(BIN)/clang-format -i $(NATIVE) $(FUZZERS)
 
 # $(1): the tree, $(2): more for cmake. The module is only made where a target names it: its stub could not import it.
 define configure
