@@ -15,6 +15,7 @@ from pathlib import Path, PurePosixPath
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 
 from fp4linear import _core
@@ -125,6 +126,37 @@ def test_the_page_of_switches_is_the_table_of_the_core(monkeypatch: pytest.Monke
     columns = ("name", "value", "takes", "meaning")
     expected = [[switch[column] for column in columns] for switch in _core.environment()]
     assert [[row[0].strip("`"), *row[1:]] for row in rows_of(first_table)] == expected
+
+
+def programs_of(document: Path) -> list[str]:
+    return re.findall(r"^```python\n(.*?)^```", document.read_text(), re.M | re.S)
+
+
+@pytest.mark.torch
+def test_the_readmes_first_program_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch import nn
+
+    name = "model.layers.0.mlp.down_proj"
+    (tmp_path / "checkpoint").mkdir()
+    for file in ("model.safetensors", "checkpoint/model.safetensors"):
+        fp4linear.files.save_modelopt(tmp_path / file, {name: fp4linear.quantize(np.eye(32, 64))})
+    mlp = nn.ModuleDict({"down_proj": nn.Linear(64, 32, bias=False)})
+    layers = nn.ModuleList([nn.ModuleDict({"mlp": mlp})])
+    model = nn.ModuleDict({"model": nn.ModuleDict({"layers": layers})})
+    monkeypatch.chdir(tmp_path)
+    scope: dict[str, Any] = {"model": model}
+    exec(programs_of(ROOT / "README.md")[0].replace('"cuda"', '"cpu"'), scope)
+    assert (scope["y"] == scope["x"][:, :32]).all()
+    assert scope["report"].layers == {name: name}
+
+
+def test_the_readmes_program_for_numpy_runs() -> None:
+    rng = np.random.default_rng(0)
+    arrays = {"w": (32, 64), "bias": (32,), "x": (2, 3, 64), "y": (2, 3, 32)}
+    scope: dict[str, Any] = {name: rng.standard_normal(shape, dtype=np.float32) for name, shape in arrays.items()}
+    exec(programs_of(ROOT / "README.md")[1], scope)
+    exact = fp4linear.reference(scope["x"], *scope["q"], scope["bias"])
+    np.testing.assert_allclose(scope["y"], exact, rtol=1e-4, atol=1e-4)
 
 
 def test_the_readme_names_every_path() -> None:
