@@ -1,8 +1,13 @@
 // Weights to the form of block-scaled tensor cores. Runs at construction: clarity before speed.
 #include <algorithm>
+#include <stdexcept>
 
+#include "cuda/check.h"
+#include "cuda/kernels.h"
+#include "cuda/memory.h"
 #include "cuda/native_weight.h"
 #include "cuda/prepacked.h"
+#include "cuda/weight.h"
 #include "formats/native_weight.h"
 #include "formats/swizzle.h"
 
@@ -81,6 +86,32 @@ cudaError_t native_weight_from_canonical(const std::uint8_t* b, const std::uint8
 cudaError_t native_scales_from_prepacked(const std::uint8_t* weight, std::int64_t n, std::int64_t k,
                                          std::uint8_t* swizzled, cudaStream_t stream) {
     return launch_swizzle(PrepackedScales{weight, k}, n, k / native_weight::block_size, swizzled, stream);
+}
+
+void native_weight_host(const std::uint8_t* b, const std::uint8_t* scales, std::int64_t n, std::int64_t k,
+                        bool by_prepacked, std::uint8_t* codes, std::uint8_t* swizzled, int device) {
+    if (by_prepacked && !prepacked::supports(k, native_weight::block_size))
+        throw std::invalid_argument("native_weight: K of a prepacked weight must be a multiple of 64");
+    const DeviceGuard guard(device);
+    const auto bytes = [](const DeviceBuffer& buffer) { return static_cast<std::uint8_t*>(buffer.get()); };
+    const auto code_bytes = static_cast<std::size_t>(n * (k / 2));
+    const auto scale_bytes = static_cast<std::size_t>(n * native_weight::row_blocks(k));
+    const auto swizzled_bytes = static_cast<std::size_t>(swizzle::size(n, native_weight::row_blocks(k)));
+    const DeviceBuffer canonical_b(code_bytes, b), canonical_scales(scale_bytes, scales);
+    const DeviceBuffer made_codes(code_bytes), made_scales(swizzled_bytes);
+    // What is not written shows.
+    FP4LINEAR_CUDA_CHECK(cudaMemset(made_codes.get(), 0xA5, code_bytes));
+    FP4LINEAR_CUDA_CHECK(cudaMemset(made_scales.get(), 0xA5, swizzled_bytes));
+    FP4LINEAR_CUDA_CHECK(native_weight_from_canonical(bytes(canonical_b), bytes(canonical_scales), n, k,
+                                                      bytes(made_codes), by_prepacked ? nullptr : bytes(made_scales),
+                                                      nullptr));
+    const DeviceBuffer weight(by_prepacked ? prepacked::size(n, k) : 0);
+    if (by_prepacked) {
+        FP4LINEAR_CUDA_CHECK(prepack(bytes(canonical_b), bytes(canonical_scales), n, k, bytes(weight), nullptr));
+        FP4LINEAR_CUDA_CHECK(native_scales_from_prepacked(bytes(weight), n, k, bytes(made_scales), nullptr));
+    }
+    copy(codes, made_codes.get(), code_bytes);
+    copy(swizzled, made_scales.get(), swizzled_bytes);
 }
 
 }  // namespace fp4linear::cuda

@@ -46,6 +46,11 @@ bool wants_native(std::int64_t /*n*/, std::int64_t /*k*/, int /*block_size*/, co
                   const Options& /*options*/) {
     throw std::runtime_error(no_cuda);
 }
+void native_weight_host(const std::uint8_t* /*b*/, const std::uint8_t* /*scales*/, std::int64_t /*n*/,
+                        std::int64_t /*k*/, bool /*by_prepacked*/, std::uint8_t* /*codes*/, std::uint8_t* /*swizzled*/,
+                        int /*device*/) {
+    throw std::runtime_error(no_cuda);
+}
 std::unique_ptr<Weight> make_weight(const WeightArguments& /*arguments*/) { throw std::runtime_error(no_cuda); }
 DeviceSpec device_spec(int /*device*/) { throw std::runtime_error(no_cuda); }
 void run(PathId /*path*/, const Weight& /*weight*/, const Problem& /*problem*/, const CallOptions& /*options*/,

@@ -42,6 +42,11 @@ bool wants_native(std::int64_t n, std::int64_t k, int block_size, const DeviceSp
 
 std::unique_ptr<Weight> make_weight(const WeightArguments& arguments);  // synchronises once
 
+// formats/native_weight.h by the kernels that make_weight() runs, for host pointers: uploads, runs on the device,
+// downloads. by_prepacked: the scales come from the prepacked form, which K must allow.
+void native_weight_host(const std::uint8_t* b, const std::uint8_t* scales, std::int64_t n, std::int64_t k,
+                        bool by_prepacked, std::uint8_t* codes, std::uint8_t* swizzled, int device);
+
 DeviceSpec device_spec(int device);  // what the planner asks; cheap
 
 struct CallOptions {

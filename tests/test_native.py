@@ -243,6 +243,25 @@ def test_swizzled_scales(rows: int, k: int) -> None:
     assert_same_bits(swizzled.codes, plain.codes)
 
 
+@pytest.mark.parametrize(("n", "k"), [(1, 2), (1, 16), (33, 64), (128, 66), (129, 144), (300, 256)])
+def test_the_weight_as_tensor_cores_read_it(n: int, k: int) -> None:
+    """Their scales have no sign: the codes of a block whose scale has one take it, and nothing changes its value."""
+    random = np.random.default_rng(n)
+    b = random.integers(0, 256, (n, k // 2), dtype=np.uint8)
+    scales = random.integers(0, 256, (n, -(-k // 16)), dtype=np.uint8)
+    codes, swizzled = _core.native_weight(b, scales)
+    blocks = scales.shape[1]
+    wanted = np.zeros(-(-n // 128) * 128 * (-(-blocks // 4) * 4), np.uint8)
+    for row in range(n):
+        for block in range(blocks):
+            wanted[reference.swizzle_offset(row, block, blocks)] = scales[row, block] & 0x7F
+    assert_same_bits(swizzled.reshape(-1), wanted)
+    flipped = np.repeat(scales >> 7 << 3, 16, axis=1)[:, :k]
+    assert_same_bits(unpacked(codes), unpacked(b) ^ flipped)
+    with pytest.raises(ValueError, match="scales: got shape"):
+        _core.native_weight(b, scales[:, :-1])
+
+
 def test_leading_axes() -> None:
     x = np.random.default_rng(2).standard_normal((2, 3, 40)).astype(np.float32)
     q, flat = fp4linear.quantize_activations(x), fp4linear.quantize_activations(x.reshape(6, 40))
@@ -295,6 +314,7 @@ def test_tensors_of_torch(dtype: str) -> None:
     ({"input_scale": np.ones(2, np.float32)}, ValueError, "expected a number (amax / 2688), got shape [2]"),
     ({"input_scale": np.ones(1, np.int32)}, TypeError, "input_scale: expected a number"),
     ({"input_scale": 1e-40}, ValueError, "1 / input_scale is beyond float32"),
+    ({"stream": 0}, ValueError, "stream: x is quantised on the CPU, which has none"),
 ])  # fmt: skip
 def test_bad_arguments(arguments: dict[str, Any], error: type[Exception], message: str) -> None:
     keywords: dict[str, Any] = {"x": np.ones((2, 4), np.float32)} | arguments

@@ -24,7 +24,6 @@ def mangled(name: str) -> str:
     return f"{len(name)}{name}"
 
 
-BLACKWELL = "native_nvfp4 alone, which needs SM100 or SM120"
 STREAMED, FUSED, CUBLAS, NATIVE = "gemv_tensor_core", "gemm_fused", "dequant_cublas", "native_emulated"
 KERNELS = (
     Kernel("prepack.cu", "prepack_kernel", ("prepare",), mangled("prepack_kernel"), seen=False),
@@ -58,8 +57,8 @@ KERNELS = (
     Kernel("quantize_activations.cu", "amax_kernel", (NATIVE,), r"11amax_kernelI\w+ELb1EEE"),
     Kernel("quantize_activations.cu", "amax_kernel", (NATIVE,), r"11amax_kernelI\w+ELb0EEE"),
     Kernel("native_emulated.cu", "emulated_kernel", (NATIVE,), mangled("emulated_kernel")),
-    Kernel("native_weight.cu", "swizzle_kernel", (), mangled("swizzle_kernel"), why=BLACKWELL),
-    Kernel("native_weight.cu", "codes_kernel", (), mangled("codes_kernel"), why=BLACKWELL),
+    Kernel("native_weight.cu", "swizzle_kernel", ("prepare",), mangled("swizzle_kernel"), seen=False),
+    Kernel("native_weight.cu", "codes_kernel", ("prepare",), mangled("codes_kernel"), seen=False),
 )
 
 

@@ -141,6 +141,10 @@ def prepare() -> int:
         b, scales = weight(n, k)
         back = fp4linear.Fp4Linear(b, scales, 1.0, device="cuda").canonical()
         assert (back[0] == b).all() and (back[1] == scales).all()
+        for form in (False, True)[: 2 if k % 64 == 0 else 1]:  # what native_nvfp4 reads, from either form
+            made = fp4linear._core.native_weight(b, scales | 0x80, device=0, prepacked=form)
+            for at, wanted in zip(made, fp4linear._core.native_weight(b, scales | 0x80), strict=True):
+                assert (at == wanted).all()
     b, scales = weight(19, 128)
     layer = fp4linear.Fp4Linear(b, scales, 1.0, device="cuda")
     for dtype in TYPES:

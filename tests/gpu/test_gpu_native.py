@@ -364,6 +364,26 @@ def test_streams_do_not_share_their_scratch() -> None:
     assert not failures, failures
 
 
+# What native_nvfp4 reads
+
+
+@pytest.mark.parametrize("k", [2, 16, 48, 64, 66, 192, 4096])
+@pytest.mark.parametrize("n", [1, 31, 128, 129, 1000])
+def test_the_weight_as_tensor_cores_read_it(n: int, k: int) -> None:
+    """The kernels that a layer on a Blackwell GPU runs at its construction, which run anywhere: the host's bytes."""
+    random = np.random.default_rng(n)
+    b = random.integers(0, 256, (n, k // 2), dtype=np.uint8)
+    scales = random.integers(0, 256, (n, -(-k // 16)), dtype=np.uint8)
+    want = fp4linear._core.native_weight(b, scales)
+    for prepacked in (False, True) if k % 64 == 0 else (False,):
+        got = fp4linear._core.native_weight(b, scales, device=0, prepacked=prepacked)
+        for made, expected in zip(got, want, strict=True):
+            assert_same_bits(made, expected)
+    if k % 64 != 0:
+        with pytest.raises(ValueError, match="multiple of 64"):
+            fp4linear._core.native_weight(b, scales, device=0, prepacked=True)
+
+
 def test_what_it_refuses() -> None:
     b, scales = reference.make(16, 64, 8)
     layer = fp4linear.Fp4Linear(b, scales, 1.0, device=DEVICE, path=PATH)

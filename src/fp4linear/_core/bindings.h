@@ -24,6 +24,7 @@ void bind_plan(nb::module_& m);
 void bind_linear(nb::module_& m);
 void bind_functions(nb::module_& m);
 void bind_activations(nb::module_& m);
+void bind_native_weight(nb::module_& m);
 void bind_xla(nb::module_& m);
 
 nb::object plan_object(const Plan& plan, const PlanQuery& query);

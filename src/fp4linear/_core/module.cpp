@@ -43,5 +43,6 @@ NB_MODULE(_core, m) {
     fp4linear::python::bind_linear(m);
     fp4linear::python::bind_functions(m);
     fp4linear::python::bind_activations(m);
+    fp4linear::python::bind_native_weight(m);
     fp4linear::python::bind_xla(m);
 }
