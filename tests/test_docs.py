@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import fp4linear.files
 from fp4linear import _core
 
 ROOT = Path(__file__).parents[1]
