@@ -15,7 +15,7 @@ In packages of their own, which are imported by name::
     fp4linear.jax     the weight as a pytree: jit, vmap, grad, shard_map
     fp4linear.onnx    layers out of ONNX models and into them
 
-On the command line: fp4linear info, inspect, quantize, convert, bench, demo.
+On the command line: fp4linear info, inspect, quantize, convert, bench, demo, selftest.
 
 Example:
     >>> import numpy as np, fp4linear
