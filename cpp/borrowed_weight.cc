@@ -38,7 +38,8 @@ Planned plan_anew(const BorrowedWeight& w, const Problem& p, const Options& opti
         .m = p.m, .n = p.n, .k = p.k, .block_size = p.block_size, .dtype = p.dtype, .form = planned_form(w)};
     DeviceSpec device =
         w.cuda_device ? cuda::device_spec(*w.cuda_device) : cpu_device_spec(*choose_isa(options.cpu_isa), p.dtype);
-    device.kernels &= ~path_bit(PathId::native_nvfp4);
+    // No global scale of x is passed here.
+    device.kernels &= ~(path_bit(PathId::native_nvfp4) | path_bit(PathId::native_emulated));
     device.native_reason = "only an Fp4Linear holds the swizzled scales that it reads";
     if (options.log)
         std::fprintf(stderr, "fp4linear: %s\n", describe(make_plan(query, device, options), query).c_str());

@@ -192,6 +192,10 @@ if [ $bench = 1 ]; then
     run_bench qwen-step --device cuda --suite qwen-step
     run_bench over-m --device cuda --shape 4096x4096 --shape 11008x4096 --dtype bf16 \
         --m 1,2,4,8,16,32,64,128,256,512,1024,2048,4096,8192 --plot "$out/over_m.png"
+    "$python" tools/quantize_bandwidth.py --json "$out/quantize.jsonl" > "$out/quantize.log" 2>&1
+    status=$?
+    cat "$out/quantize.log"
+    if [ $status -eq 0 ]; then note "quantiser" passed ""; else note "quantiser" FAILED "exit $status"; fi
     "$python" tools/host_overhead.py > "$out/host_overhead.log" 2>&1
     status=$?
     cat "$out/host_overhead.log"
