@@ -14,7 +14,8 @@ using cute::_1, cute::_2, cute::_128, cute::_256;
 using cute::Shape;
 
 using Small = Kernel<cutlass::arch::Sm100, Shape<_128, _128, _256>, Shape<_1, _1, _1>>;
-using Large = Kernel<cutlass::arch::Sm100, Shape<_256, _128, _256>, Shape<_2, _1, _1>>;  // two SMs a tile
+// Two SMs a tile.
+using Large = Kernel<cutlass::arch::Sm100, Shape<_256, _128, _256>, Shape<_2, _1, _1>, Shape<_128, _128, _256>>;
 // Estimated, not measured: one tile of the two-SM kernel.
 constexpr std::int64_t most_rows_of_small = 128;
 

@@ -20,6 +20,7 @@ enum class Scratch : std::uint8_t {
     native_factors,  // its global scale, and what is worked out from that
     native_weight,   // a chunk of the weight in canonical form
     native_gemm,     // what CUTLASS asks for
+    native_y,        // y, where the caller's is not aligned
 };
 
 // At least `bytes` for work that is put on the stream of the current device. Allocates on the first call of a stream or

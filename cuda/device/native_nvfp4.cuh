@@ -83,12 +83,13 @@ struct Epilogue {
     }
 };
 
-template <class Arch, class Tile, class Cluster>
+// CtaTile: one block's part of a tile that two SMs multiply together.
+template <class Arch, class Tile, class Cluster, class CtaTile = Tile>
 struct Kernel {
     using Code = cutlass::nv_float4_t<cutlass::float_e2m1_t>;
     using Rows = cutlass::layout::RowMajor;
     using Columns = cutlass::layout::ColumnMajor;
-    using Fusion = Epilogue<Tile>;
+    using Fusion = Epilogue<CtaTile>;
 
     using CollectiveEpilogue = typename cutlass::epilogue::collective::CollectiveBuilder<
         Arch, cutlass::arch::OpClassBlockScaledTensorOp, Tile, Cluster, EpilogueTileAuto, float, float, void, Rows,
