@@ -36,7 +36,7 @@ def test_all_pass_with_the_emulated_path(tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     held = json.loads(report.read_text())
     names = [check["name"] for check in held["checks"]]
-    assert len(names) == len(set(names)) == 2 * (2 + 8) + 1 and all(check["passed"] for check in held["checks"])
+    assert len(names) == len(set(names)) == 2 * (2 + 9) + 1 and all(check["passed"] for check in held["checks"])
     assert held["path"] == PATH and held["fp4linear"] == fp4linear.__version__
     assert all(value > 0 for value in held["milliseconds"].values()) and held["milliseconds"]
 

@@ -121,6 +121,7 @@ def checks(device: str, path: str) -> Iterator[Check]:
             (f"{dtype} dynamic global scale", lambda d=dtype: _global_scale(backend, path, d, "dynamic")),
             (f"{dtype} given global scale", lambda d=dtype: _global_scale(backend, path, d, 37.5)),
             (f"{dtype} infinity and NaN stay in their rows", lambda d=dtype: _bad_rows(backend, path, d)),
+            (f"{dtype} out= that begins at any element", lambda d=dtype: _unaligned_out(backend, path, d)),
             (f"{dtype} {REPEATS} calls give the same bits", lambda d=dtype: _repeats(backend, path, d)),
         ]
     makers.append(("native_emulated on the same device", lambda: _against_emulated(backend, path)))
@@ -275,6 +276,19 @@ def _bad_rows(backend: Backend, path: str, dtype: str) -> str:
     assert np.isnan(y[bad]).all(), "a row with an infinity or a NaN has an output that is none"
     assert np.isfinite(y[~bad]).all(), "a good row has an output that is not finite"
     return "2 of 20 rows"
+
+
+def _unaligned_out(backend: Backend, path: str, dtype: str) -> str:
+    m, n, k = 33, 96, 64
+    layer = fp4linear.Fp4Linear(*_weight(n, k, 15), 0.5, device=backend.device, path=path)
+    x = backend.to(_normal(m, k, 16), dtype)
+    longer = backend.to(np.full(m * n + 2, np.nan, np.float32), dtype)
+    layer.forward(x, out=longer[1:-1].reshape(m, n))
+    assert layer.last_path == path, f"{layer.last_path} ran"
+    held = backend.back(longer)
+    assert np.isnan(held[[0, -1]]).all(), "something was written beside out"
+    assert np.array_equal(held[1:-1].reshape(m, n), _forward(backend, path, layer, x)), "not the bits of a fresh y"
+    return f"{m * n} outputs"
 
 
 def _repeats(backend: Backend, path: str, dtype: str) -> str:
