@@ -53,9 +53,19 @@ def exported_symbols(library: Path) -> set[str]:
     return {row[7] for row in rows if len(row) > 7 and row[4] in ("GLOBAL", "WEAK") and row[6] != "UND"}
 
 
+def _usage(library: Path) -> list[tuple[str, str]]:
+    """Architecture and resource usage of each unit of machine code. The names are exact: lists of ELF files and filters
+    by architecture do not tell sm_120f from sm_120.
+    """
+    listing = _run(tool("cuobjdump"), "--dump-resource-usage", str(library))
+    parts = re.split(r"^Fatbin (elf|ptx) code:$", listing, flags=re.MULTILINE)
+    units = [part for kind, part in zip(parts[1::2], parts[2::2], strict=True) if kind == "elf"]
+    return [(re.findall(r"^arch = (\S+)$", unit, re.MULTILINE)[0], unit) for unit in units]
+
+
 def sass_architectures(library: Path) -> set[str]:
-    """{"sm_90a"}: the architectures that the module holds machine code for."""
-    return set(re.findall(r"\.(sm_\w+)\.cubin", _run(tool("cuobjdump"), "--list-elf", str(library))))
+    """{"sm_90a", "sm_120f"}: the architectures that the module holds machine code for."""
+    return {name for name, _ in _usage(library)}
 
 
 def ptx_architectures(library: Path) -> set[str]:
@@ -64,14 +74,14 @@ def ptx_architectures(library: Path) -> set[str]:
 
 def kernels(library: Path, architecture: str) -> set[str]:
     """Mangled names of the kernels in the machine code for an architecture."""
-    listing = _run(tool("cuobjdump"), "--dump-resource-usage", "--gpu-architecture", architecture, str(library))
-    return set(re.findall(r"^ Function (\S+):$", listing, re.MULTILINE))
+    return set(stack_bytes(library, architecture))
 
 
 def stack_bytes(library: Path, architecture: str) -> dict[str, int]:
     """Kernels, and the bytes of local memory of a thread on its stack: where registers are spilled to."""
-    listing = _run(tool("cuobjdump"), "--dump-resource-usage", "--gpu-architecture", architecture, str(library))
-    return {name: int(stack) for name, stack in re.findall(r"^ Function (\S+):\n.*?STACK:(\d+)", listing, re.MULTILINE)}
+    pattern = re.compile(r"^ Function (\S+):\n.*?STACK:(\d+)", re.MULTILINE)
+    units = [unit for name, unit in _usage(library) if name == architecture]
+    return {name: int(stack) for unit in units for name, stack in pattern.findall(unit)}
 
 
 def sass(library: Path, architecture: str, kernel: str) -> str:
