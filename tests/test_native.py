@@ -315,7 +315,6 @@ def test_tensors_of_torch(dtype: str) -> None:
     ({"input_scale": np.ones(1, np.int32)}, TypeError, "input_scale: expected a number"),
     ({"input_scale": 1e-40}, ValueError, "1 / input_scale is beyond float32"),
     ({"stream": 0}, ValueError, "stream: x is quantised on the CPU, which has none"),
-    ({"stream": 0}, ValueError, "stream: x is quantised on the CPU, which has none"),
 ])  # fmt: skip
 def test_bad_arguments(arguments: dict[str, Any], error: type[Exception], message: str) -> None:
     keywords: dict[str, Any] = {"x": np.ones((2, 4), np.float32)} | arguments
