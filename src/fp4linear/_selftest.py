@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -112,19 +113,19 @@ def checks(device: str, path: str) -> Iterator[Check]:
     makers: list[tuple[str, Callable[[], str]]] = []
     for dtype in backend.dtypes():
         for m, n, k in SHAPES:
-            makers.append((f"{dtype} M={m} N={n} K={k}", lambda a=(m, n, k, dtype): _random(backend, path, *a)))
+            makers.append((f"{dtype} M={m} N={n} K={k}", partial(_random, backend, path, m, n, k, dtype)))
         makers += [
-            (f"{dtype} every position of x and of the weight", lambda d=dtype: _positions(backend, path, d)),
-            (f"{dtype} every scale byte of the weight", lambda d=dtype: _weight_scales(backend, path, d)),
-            (f"{dtype} scales of x", lambda d=dtype: _x_scales(backend, path, d)),
-            (f"{dtype} bias and a factor a row", lambda d=dtype: _epilogue(backend, path, d)),
-            (f"{dtype} dynamic global scale", lambda d=dtype: _global_scale(backend, path, d, "dynamic")),
-            (f"{dtype} given global scale", lambda d=dtype: _global_scale(backend, path, d, 37.5)),
-            (f"{dtype} infinity and NaN stay in their rows", lambda d=dtype: _bad_rows(backend, path, d)),
-            (f"{dtype} out= that begins at any element", lambda d=dtype: _unaligned_out(backend, path, d)),
-            (f"{dtype} {REPEATS} calls give the same bits", lambda d=dtype: _repeats(backend, path, d)),
+            (f"{dtype} every position of x and of the weight", partial(_positions, backend, path, dtype)),
+            (f"{dtype} every scale byte of the weight", partial(_weight_scales, backend, path, dtype)),
+            (f"{dtype} scales of x", partial(_x_scales, backend, path, dtype)),
+            (f"{dtype} bias and a factor a row", partial(_epilogue, backend, path, dtype)),
+            (f"{dtype} dynamic global scale", partial(_global_scale, backend, path, dtype, "dynamic")),
+            (f"{dtype} given global scale", partial(_global_scale, backend, path, dtype, 37.5)),
+            (f"{dtype} infinity and NaN stay in their rows", partial(_bad_rows, backend, path, dtype)),
+            (f"{dtype} out= that begins at any element", partial(_unaligned_out, backend, path, dtype)),
+            (f"{dtype} {REPEATS} calls give the same bits", partial(_repeats, backend, path, dtype)),
         ]
-    makers.append(("native_emulated on the same device", lambda: _against_emulated(backend, path)))
+    makers.append(("native_emulated on the same device", partial(_against_emulated, backend, path)))
     for name, make in makers:
         try:
             yield Check(name, True, make())
