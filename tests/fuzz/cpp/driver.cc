@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <random>
@@ -17,11 +18,15 @@ namespace {
 constexpr std::size_t longest = 1024;  // bytes of an input
 constexpr std::size_t kept = 64;       // earlier inputs to mutate
 
-long option(int count, char** arguments, const char* name, long fallback) {
+const char* text(int count, char** arguments, const char* name, const char* fallback) {
     for (int i = 1; i < count; ++i)
-        if (std::strncmp(arguments[i], name, std::strlen(name)) == 0)
-            return std::strtol(arguments[i] + std::strlen(name), nullptr, 10);
+        if (std::strncmp(arguments[i], name, std::strlen(name)) == 0) return arguments[i] + std::strlen(name);
     return fallback;
+}
+
+long option(int count, char** arguments, const char* name, long fallback) {
+    const char* value = text(count, arguments, name, nullptr);
+    return value == nullptr ? fallback : std::strtol(value, nullptr, 10);
 }
 
 void mutate(std::vector<std::uint8_t>& data, std::mt19937_64& random) {
@@ -52,8 +57,8 @@ int main(int count, char** arguments) {
     bool files = false;
     for (int i = 1; i < count; ++i) {
         if (arguments[i][0] == '-') continue;
+        if (!std::filesystem::is_regular_file(arguments[i])) continue;  // a corpus directory
         std::ifstream file(arguments[i], std::ios::binary);
-        if (!file) continue;  // a corpus directory
         const std::vector<char> data{std::istreambuf_iterator<char>(file), {}};
         LLVMFuzzerTestOneInput(reinterpret_cast<const std::uint8_t*>(data.data()), data.size());
         files = files || !data.empty();
@@ -64,11 +69,13 @@ int main(int count, char** arguments) {
     const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(seconds);
     std::vector<std::vector<std::uint8_t>> earlier(kept);
     long done = 0;
+    // Written before each run: what an abort leaves is the input that caused it.
+    const std::string last = std::string(text(count, arguments, "-artifact_prefix=", "")) + "last-input";
     while ((runs < 0 || done < runs) && (seconds == 0 || std::chrono::steady_clock::now() < end)) {
         auto& data = earlier[random() % kept];
         if (random() % 8 == 0) data.assign(random() % longest, 0);
         mutate(data, random);
-        std::ofstream("last-input", std::ios::binary)
+        std::ofstream(last, std::ios::binary)
             .write(reinterpret_cast<const char*>(data.data()), static_cast<std::streamsize>(data.size()));
         LLVMFuzzerTestOneInput(data.data(), data.size());
         ++done;
