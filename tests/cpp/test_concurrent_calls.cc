@@ -72,6 +72,7 @@ void callers_of_one_layer() {
     std::atomic<int> good{0};
     constexpr int callers = 5, turns = 60;
     std::vector<std::thread> threads;
+    threads.reserve(callers);
     for (int caller = 0; caller < callers; ++caller) {
         threads.emplace_back([&, caller] {
             for (int turn = 0; turn < turns; ++turn) {
@@ -93,10 +94,11 @@ void callers_of_one_layer() {
                     default: {
                         Options unknown = options;
                         unknown.path = "no such path";
+                        right = false;
                         try {
                             const Linear refused(w.arguments(), unknown);
-                            right = false;
                         } catch (const std::invalid_argument&) {
+                            right = true;
                         }
                         std::vector<std::uint8_t> b(w.b.size()), scales(w.scales.size());
                         const std::vector<float> values(static_cast<std::size_t>(w.n * w.k), 1.5f);
