@@ -1,8 +1,8 @@
 // Weights to the form of block-scaled tensor cores. Runs at construction: clarity before speed.
-#include <algorithm>
 #include <stdexcept>
 
 #include "cuda/check.h"
+#include "cuda/device/grid_stride.cuh"
 #include "cuda/kernels.h"
 #include "cuda/memory.h"
 #include "cuda/native_weight.h"
@@ -14,14 +14,7 @@
 namespace fp4linear::cuda {
 namespace {
 
-constexpr int threads = 256;
-constexpr std::int64_t max_blocks = 1 << 16;  // grid-stride loops take the rest
-
-unsigned blocks_for(std::int64_t items) {
-    return static_cast<unsigned>(std::min(max_blocks, (items + threads - 1) / threads));
-}
-__device__ std::int64_t first_item() { return static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; }
-__device__ std::int64_t item_step() { return static_cast<std::int64_t>(gridDim.x) * blockDim.x; }
+using namespace device::grid_stride;
 
 struct CanonicalScales {
     const std::uint8_t* scales;

@@ -3,9 +3,8 @@
 // neighbouring bytes. The last is the first half of dequant_cublas, bound by memory: 0.56 bytes in and 2 out a weight.
 #include <cuda_runtime.h>
 
-#include <algorithm>
-
 #include "cuda/device/fp4.cuh"
+#include "cuda/device/grid_stride.cuh"
 #include "cuda/kernels.h"
 #include "cuda/prepacked.h"
 
@@ -14,14 +13,7 @@ namespace {
 
 using namespace prepacked;
 
-constexpr int threads = 256;
-constexpr std::int64_t max_blocks = 1 << 16;  // grid-stride loops take the rest
-
-unsigned blocks_for(std::int64_t items) {
-    return static_cast<unsigned>(std::min(max_blocks, (items + threads - 1) / threads));
-}
-__device__ std::int64_t first_item() { return static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; }
-__device__ std::int64_t item_step() { return static_cast<std::int64_t>(gridDim.x) * blockDim.x; }
+using namespace device::grid_stride;
 
 // A thread writes one code word, or four scale bytes.
 __global__ void __launch_bounds__(threads) prepack_kernel(const std::uint8_t* b, const std::uint8_t* scales,

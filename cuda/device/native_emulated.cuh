@@ -6,10 +6,10 @@
 #pragma once
 #include <cstdint>
 
+#include "cuda/device/words.cuh"
 #include "formats/activation.h"
 
 #ifndef __CUDA_ARCH__
-#include <bit>
 #include <cmath>
 #endif
 
@@ -19,25 +19,12 @@ inline constexpr int block_size = activation::block_size;
 inline constexpr int words_of_block = block_size / 4;  // of 32 bits, four integers each
 inline constexpr float product_unit = 0.25f;           // of a product of two doubled values
 
-// Byte i of the result is byte (selector >> 4i) & 7 of (high, low).
-FP4LINEAR_HOST_DEVICE inline std::uint32_t look_up(std::uint32_t low, std::uint32_t high, std::uint32_t selector) {
-#ifdef __CUDA_ARCH__
-    return __byte_perm(low, high, selector);
-#else
-    const std::uint64_t both = std::uint64_t{high} << 32 | low;
-    std::uint32_t result = 0;
-    for (int i = 0; i < 4; ++i)
-        result |= static_cast<std::uint32_t>(both >> 8 * ((selector >> 4 * i) & 7u) & 0xFFu) << 8 * i;
-    return result;
-#endif
-}
-
 // Four codes, in the low 16 bits, to the signed bytes of twice their values, in order.
 FP4LINEAR_HOST_DEVICE inline std::uint32_t doubled(std::uint32_t codes) {
     const std::uint32_t magnitudes = codes & 0x7777u;
-    const std::uint32_t positive = look_up(0x03020100u, 0x0C080604u, magnitudes);
-    const std::uint32_t negative = look_up(0xFDFEFF00u, 0xF4F8FAFCu, magnitudes);
-    const std::uint32_t mask = look_up(0x0000FF00u, 0, codes >> 3 & 0x1111u);
+    const std::uint32_t positive = words::permute(0x03020100u, 0x0C080604u, magnitudes);
+    const std::uint32_t negative = words::permute(0xFDFEFF00u, 0xF4F8FAFCu, magnitudes);
+    const std::uint32_t mask = words::permute(0x0000FF00u, 0, codes >> 3 & 0x1111u);
     return (negative & mask) | (positive & ~mask);
 }
 
@@ -56,11 +43,7 @@ inline constexpr std::int32_t unit_bits = 0x4B400000;  // of 1.5 * 2^23, whose l
 inline constexpr float unit_value = 12582912.0f;
 
 FP4LINEAR_HOST_DEVICE inline float from_unit_bits(std::int32_t bits) {
-#ifdef __CUDA_ARCH__
-    return __int_as_float(bits) - unit_value;
-#else
-    return std::bit_cast<float>(bits) - unit_value;
-#endif
+    return words::float_of_bits(static_cast<std::uint32_t>(bits)) - unit_value;
 }
 
 // An E4M3 byte of x or of the weight; NaN for 0x7F and 0xFF.
@@ -69,11 +52,7 @@ FP4LINEAR_HOST_DEVICE inline float scale_value(std::uint8_t byte) {
     const std::uint32_t exponent = magnitude >> 3;
     const float subnormal = static_cast<float>(magnitude) * 0x1p-9f;
     const std::uint32_t bits = magnitude == 0x7F ? 0x7FC00000u : (magnitude + (120u << 3)) << 20;
-#ifdef __CUDA_ARCH__
-    const float value = exponent == 0 ? subnormal : __uint_as_float(bits);
-#else
-    const float value = exponent == 0 ? subnormal : std::bit_cast<float>(bits);
-#endif
+    const float value = exponent == 0 ? subnormal : words::float_of_bits(bits);
     return (byte & 0x80u) != 0 ? -value : value;
 }
 

@@ -12,6 +12,7 @@
 #include <cmath>
 #include <cstdint>
 
+#include "cuda/device/words.cuh"
 #include "formats/activation.h"
 
 #ifdef __CUDACC__
@@ -22,7 +23,6 @@
 #ifdef __CUDA_ARCH__
 #define FP4LINEAR_UNROLL_ON_DEVICE _Pragma("unroll")
 #else
-#include <bit>
 #define FP4LINEAR_UNROLL_ON_DEVICE
 #endif
 
@@ -35,33 +35,9 @@ inline constexpr int scale_count = 127;  // E4M3 codes 0x00 .. 0x7E
 inline constexpr std::uint32_t sign_bits = 0x80008000u;
 inline constexpr std::uint32_t greatest_scale = 0x7E;
 
-FP4LINEAR_HOST_DEVICE inline float float_of_bits(std::uint32_t bits) {
-#ifdef __CUDA_ARCH__
-    return __uint_as_float(bits);
-#else
-    return std::bit_cast<float>(bits);
-#endif
-}
-FP4LINEAR_HOST_DEVICE inline std::uint32_t bits_of_float(float value) {
-#ifdef __CUDA_ARCH__
-    return __float_as_uint(value);
-#else
-    return std::bit_cast<std::uint32_t>(value);
-#endif
-}
-
-// Byte i of the result is byte (selector >> 4i) & 7 of (high, low).
-FP4LINEAR_HOST_DEVICE inline std::uint32_t permute(std::uint32_t low, std::uint32_t high, std::uint32_t selector) {
-#ifdef __CUDA_ARCH__
-    return __byte_perm(low, high, selector);
-#else
-    const std::uint64_t both = std::uint64_t{high} << 32 | low;
-    std::uint32_t result = 0;
-    for (int i = 0; i < 4; ++i)
-        result |= static_cast<std::uint32_t>(both >> 8 * ((selector >> 4 * i) & 7u) & 0xFFu) << 8 * i;
-    return result;
-#endif
-}
+using words::bits_of_float;
+using words::float_of_bits;
+using words::permute;
 
 // Byte i of the result is 0xFF where the byte that `selector` names for permute() has its top bit set, else 0.
 FP4LINEAR_HOST_DEVICE inline std::uint32_t permute_signs(std::uint32_t low, std::uint32_t high,
