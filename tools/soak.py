@@ -76,14 +76,14 @@ class Cuda(Cpu):
     def __init__(self, device: str) -> None:
         import torch
 
-        self.torch, self.device = torch, device
+        self.torch, self.device = torch, device if ":" in device else f"{device}:{torch.cuda.current_device()}"
         self.paths = (
             ("auto", 32, 400), ("gemv_tensor_core", 64, 400), ("gemv_scalar", 32, 400), ("gemm_fused", 64, 400),
             ("dequant_cublas", 2, 400),
         )  # fmt: skip
         self.dtypes = (np.dtype(np.float16),)
         self.local = threading.local()
-        torch.zeros(1, device=device)
+        torch.zeros(1, device=self.device)
 
     def thread(self) -> None:
         self.torch.cuda.set_device(self.device)
