@@ -74,6 +74,8 @@ cudaError_t launch(const GemmArguments& a, const Configuration& c) {
     p.k_units = static_cast<int>(prepacked::k_units(a.k));
     p.row_blocks = (p.row_tiles + warps - 1) / warps;
     p.token_blocks = static_cast<int>((a.m + Tokens - 1) / Tokens);
+    const std::int64_t even = (a.m + p.token_blocks - 1) / p.token_blocks;
+    p.block_tokens = static_cast<int>((even + 7) / 8 * 8);
     p.raster = c.raster > 0 ? std::min(c.raster, p.token_blocks) : p.token_blocks;
     p.splits = c.splits;
     p.stages = c.stages;
@@ -113,7 +115,7 @@ cudaError_t launch(const GemmArguments& a, const Configuration& c) {
     }
     if (const cudaError_t e = allow_shared_memory<kernel>(a.max_shared_memory)) return e;
     CUtensorMap x_map;
-    if (const cudaError_t e = make_x_map(a, Tokens, &x_map)) return e;
+    if (const cudaError_t e = make_x_map(a, p.block_tokens, &x_map)) return e;
 
     Launch launch(dim3(static_cast<unsigned>(blocks)), dim3(threads_of(Tokens, Groups)),
                   static_cast<std::size_t>(shared), a.stream);

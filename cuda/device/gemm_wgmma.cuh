@@ -57,6 +57,7 @@ struct WgmmaParameters {
     int k_units;
     int row_blocks;    // of the tile's rows
     int token_blocks;  // of the tile's tokens
+    int block_tokens;  // that there are in each: a multiple of 8, all of the tile's or fewer
     int raster;        // token blocks that are worked on together
     int splits;        // blocks of a cluster
     int stages;
@@ -201,6 +202,14 @@ __global__ void __launch_bounds__(threads_of(Tokens, Groups), MinBlocks)
             store_shared_128(range_address, make_uint4(r.first_tile, r.first_k, r.last_tile, r.last_k));
         }
     }
+    // Rows that no copy fills: zeros, once, so that their sums are finite. (A tensor copy of rows beyond M is slow.)
+    if (p.block_tokens < Tokens) {
+        const int bytes = (Tokens - p.block_tokens) * unit_k * 2;
+        for (int u = 0; u < p.stages * StageUnits; ++u)
+            for (int i = static_cast<int>(threadIdx.x) * 16; i < bytes; i += static_cast<int>(blockDim.x) * 16)
+                store_shared_128(x_ring + u * x_unit_bytes + p.block_tokens * unit_k * 2 + i, make_uint4(0, 0, 0, 0));
+        fence_async_proxy();
+    }
     __syncthreads();
     if constexpr (Clustered) cluster_arrive();
 
@@ -212,7 +221,8 @@ __global__ void __launch_bounds__(threads_of(Tokens, Groups), MinBlocks)
         const auto request_weight = [&](int row_block, int k, int units, int stage) {
             const int tiles_here = min(warps, p.row_tiles - row_block * warps);
             const int bytes = units * unit_bytes;
-            if (lane == 0) mbarrier_expect_bytes(full + stage * 8, units * x_unit_bytes + tiles_here * bytes);
+            const int x_bytes = units * p.block_tokens * unit_k * 2;
+            if (lane == 0) mbarrier_expect_bytes(full + stage * 8, x_bytes + tiles_here * bytes);
             __syncwarp();
             if (lane < tiles_here)
                 bulk_copy(weight_ring + stage * weight_stage_bytes + lane * StageUnits * unit_bytes,
@@ -226,7 +236,7 @@ __global__ void __launch_bounds__(threads_of(Tokens, Groups), MinBlocks)
                 for (int u = 0; u < StageUnits; ++u)
                     if (u < units)
                         tensor_copy(x_ring + stage * x_stage_bytes + u * x_unit_bytes, &x_map, (k + u) * unit_k,
-                                    token_block * Tokens, full + stage * 8);
+                                    token_block * p.block_tokens, full + stage * 8);
         };
         Piece at;
         bool more = piece(0, at);
@@ -498,8 +508,9 @@ __global__ void __launch_bounds__(threads_of(Tokens, Groups), MinBlocks)
             const bool all = repair && __any_sync(0xFFFFFFFFu, bad_scale2);
             const float factor[2] = {scale2[0] * static_cast<float>(1 << -T::weight_exponent),
                                      scale2[1] * static_cast<float>(1 << -T::weight_exponent)};
-            const std::int64_t first_token = static_cast<std::int64_t>(tile.token_block) * Tokens;
-            const int tokens_left = static_cast<int>(min(p.m - first_token, std::int64_t{Tokens})) - lane / 2;
+            const std::int64_t first_token = static_cast<std::int64_t>(tile.token_block) * p.block_tokens;
+            const int tokens_here = static_cast<int>(min(p.m - first_token, std::int64_t{p.block_tokens}));
+            const int tokens_left = tokens_here - lane / 2;
             const std::int64_t row = first_row + lane % 2 * 8;
             std::uint16_t* out = p.y + (first_token + lane / 2) * p.source.n + row;
             // 16 tokens at a time in each of the two buffers, from fragments to rows of 16 outputs.
@@ -560,7 +571,7 @@ __global__ void __launch_bounds__(threads_of(Tokens, Groups), MinBlocks)
                     for (int token_here = 0; token_here < 8; ++token_here) {
                         const std::int64_t token = first_token + c * 8 + token_here;
                         const bool marked = t == token_here / 2 && (marks[token_here % 2] >> c & 1u) != 0;
-                        if (!__any_sync(0xFFFFFFFFu, marked) || token >= p.m) continue;
+                        if (!__any_sync(0xFFFFFFFFu, marked) || c * 8 + token_here >= tokens_here) continue;
                         std::uint16_t* const out = p.y + token * p.source.n + first_row;
                         repair_tile<T>(p.source, row_tile, token, out, out + 8);
                     }
