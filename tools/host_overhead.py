@@ -5,7 +5,8 @@
 Eager calls of a layer from torch, then of fp4linear.torch's module and op, compiled, in a CUDA graph, from CuPy and
 from JAX, where these are installed. The layer is small, and a batch short enough for the GPU's queue, so that no call
 waits for the GPU; on a CPU the time holds the work. Medians over batches; batches of the variants alternate, so that
-all see the same machine.
+all see the same machine. A variant that can't be made, or whose first call fails, is named with the reason on stderr;
+the others are timed all the same, and the exit status is 1.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import importlib.util
 import json
 import os
 import statistics
+import sys
 import time
 from collections.abc import Callable
 
@@ -102,13 +104,13 @@ def of_jax(n: int, k: int, m: int, device: str) -> Calls:
 
     from fp4linear.jax import Fp4Params, linear
 
+    # Committed to the place: jit would move them to JAX's default device otherwise.
     place = jax.devices("gpu" if device == "cuda" else "cpu")[0]
-    with jax.default_device(place):
-        params = Fp4Params.from_canonical(*make(n, k), np.float32(2.0**-6))
-        x = jnp.ones((m, k), jnp.bfloat16)
-        w = jnp.ones((k, n), jnp.bfloat16)
+    params = Fp4Params.from_canonical(*make(n, k), np.float32(2.0**-6), device=place)
+    x = jax.device_put(jnp.ones((m, k), jnp.bfloat16), place)
+    w = jax.device_put(jnp.ones((k, n), jnp.bfloat16), place)
     jitted, dense = jax.jit(linear), jax.jit(jnp.matmul)
-    layer = params.layer()
+    layer = params.layer(device=device)
     return {
         "JAX: jit(linear)(x, params)": lambda: jitted(x, params),
         "JAX: linear(x, params)": lambda: linear(x, params),
@@ -117,14 +119,34 @@ def of_jax(n: int, k: int, m: int, device: str) -> Calls:
     }
 
 
-def variants(options: argparse.Namespace) -> Calls:
+@torch.inference_mode()
+def variants(options: argparse.Namespace) -> tuple[Calls, dict[str, str]]:
+    """Those that work, each called once, and why the others do not."""
     shape = options.n, options.k, options.m
-    calls = of_layer(*shape, options.device) | of_torch_module(*shape, options.device, options.calls)
+    groups: dict[str, Callable[[], Calls]] = {
+        "Fp4Linear": lambda: of_layer(*shape, options.device),
+        "fp4linear.torch": lambda: of_torch_module(*shape, options.device, options.calls),
+    }
     if options.device == "cuda" and importlib.util.find_spec("cupy"):
-        calls |= of_cupy(*shape)
+        groups["CuPy"] = lambda: of_cupy(*shape)
     if importlib.util.find_spec("jax"):
-        calls |= of_jax(*shape, options.device)
-    return calls
+        groups["JAX"] = lambda: of_jax(*shape, options.device)
+    calls: Calls = {}
+    failed: dict[str, str] = {}
+    for group, made_by in groups.items():
+        try:
+            made = made_by()
+        except Exception as error:
+            failed[f"all of {group}"] = f"{type(error).__name__}: {error}"
+            continue
+        for name, call in made.items():
+            try:
+                call()
+            except Exception as error:
+                failed[name] = f"{type(error).__name__}: {error}"
+            else:
+                calls[name] = call
+    return calls, failed
 
 
 @torch.inference_mode()
@@ -144,7 +166,7 @@ def measure(calls: Calls, batches: int, count: int, device: str) -> dict[str, li
     return times
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
     parser.add_argument("--n", type=int, default=16, help="out_features")
@@ -157,18 +179,23 @@ def main() -> None:
     if options.device == "cuda" and not torch.cuda.is_available():
         raise SystemExit("torch sees no GPU")
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # the frameworks share the GPU's memory
-    times = measure(variants(options), options.batches, options.calls, options.device)
+    calls, failed = variants(options)
+    for what, why in failed.items():
+        print(f"{what} failed: {why}", file=sys.stderr)
+    times = measure(calls, options.batches, options.calls, options.device)
     medians = {name: statistics.median(values) for name, values in times.items()}
     if options.json:
-        print(json.dumps({"n": options.n, "k": options.k, "m": options.m, "microseconds": medians}))
-        return
+        shape = {"n": options.n, "k": options.k, "m": options.m}
+        print(json.dumps({**shape, "microseconds": medians, "failed": failed}))
+        return 1 if failed else 0
     name = torch.cuda.get_device_name() if options.device == "cuda" else "CPU"
     print(f"{name}, torch {torch.__version__}, N={options.n} K={options.k} M={options.m}")
     print(f"{'µs a call, median of ' + str(options.batches) + ' batches':38} {'median':>8} {'10 %':>8} {'90 %':>8}")
     for name, values in times.items():
         low, high = np.quantile(values, [0.1, 0.9])
         print(f"{name:38} {medians[name]:8.2f} {low:8.2f} {high:8.2f}")
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
