@@ -1,5 +1,6 @@
 #include "cuda/workspace.h"
 
+#include <bit>
 #include <map>
 #include <mutex>
 #include <thread>
@@ -98,8 +99,10 @@ void* scratch(Scratch purpose, std::size_t bytes, cudaStream_t stream) {
     const std::lock_guard lock(pool().mutex);
     const auto found = pool().blocks.find(owner);
     if (found != pool().blocks.end() && found->second.bytes >= bytes) return found->second.memory;
-    // A block that proves too small is left to the work that was put on the stream before.
-    const Block block = obtain(device, purpose, bytes, capturing);
+    // A block that proves too small is left to the work that was put on the stream before. The next one is a power of
+    // two, so that all that a stream leaves is less than what it holds, however slowly its calls grow.
+    const bool grows = found != pool().blocks.end() && !capturing;
+    const Block block = obtain(device, purpose, grows ? std::bit_ceil(bytes) : bytes, capturing);
     pool().blocks[owner] = block;
     if (capturing) {
         cudaUserObject_t object = nullptr;

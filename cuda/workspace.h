@@ -24,8 +24,9 @@ enum class Scratch : std::uint8_t {
 };
 
 // At least `bytes` for work that is put on the stream of the current device. Allocates on the first call of a stream or
-// of a capture and when a call needs more than any before; the memory of a stream is kept for ever, that of a capture
-// goes to the next one when its graph is destroyed.
+// of a capture and when a call needs more than any before; the memory of a stream is kept for ever (a stream made later
+// that gets the handle of one that is gone gets its memory too), that of a capture goes to the next one when its graph
+// is destroyed.
 void* scratch(Scratch purpose, std::size_t bytes, cudaStream_t stream);
 
 }  // namespace fp4linear::cuda

@@ -453,6 +453,28 @@ def test_a_call_waits_for_nothing() -> None:
         assert torch.equal(y, strided)
 
 
+def test_scratch_that_grows_call_by_call() -> None:
+    """Blocks that a stream outgrows stay behind: all together they are less than the last one."""
+    k, most = 4096, 1024
+    layer = layer_on_gpu(LayerCase(*reference.make(N, k, 1), scale2=2.0**-6), "gemm_fused")
+    x = torch.zeros(most, k + 1, dtype=torch.float16, device="cuda")[:, :k]  # no row but the first is aligned: copied
+    aligned, out = x.contiguous(), poisoned((most, N), x.dtype)
+    stream = torch.cuda.Stream()
+    torch.cuda.synchronize()
+    sizes = [*range(1, most, 3), most]
+    for m in sizes:  # what every kernel that the loop takes needs
+        layer.forward(aligned[:m], out=out[:m], stream=stream)
+    torch.cuda.synchronize()
+    before = torch.cuda.mem_get_info()[0]
+    for m in sizes:
+        layer.forward(x[:m], out=out[:m], stream=stream)
+    torch.cuda.synchronize()
+    taken = before - torch.cuda.mem_get_info()[0]
+    copied = most * k * 2
+    assert taken < 8 * copied, f"{taken} bytes for copies of at most {copied}"
+    assert (out == 0).all()
+
+
 # Threads.
 
 
