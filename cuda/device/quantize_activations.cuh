@@ -1,4 +1,4 @@
-// A block of 16 half-precision activations to NVFP4, the bits of formats/activation.h, for kernels and for host tests.
+// A block of 16 activations to NVFP4, the bits of formats/activation.h, for kernels and for host tests.
 //
 // The rule compares x * g with midpoints times the block's scale. Halves are few, so each such comparison is one of
 // bit patterns: for a scale and a g there is a least pattern whose number counts as the next code, and for a g a least
@@ -8,6 +8,9 @@
 //
 // The patterns of the table are exact: the sign of fma(x, g, -midpoint) is that of the exact difference, since x * g
 // has at most 35 bits and a difference near the midpoints (2^-11 at least) cannot underflow.
+//
+// fp32 goes the same way, as the bfloat16 that x * g becomes where it is rounded to odd, with the table of g = 1: the
+// midpoints have at most 7 bits, one less than bfloat16, so that it compares with them as the exact product does.
 #pragma once
 #include <cmath>
 #include <cstdint>
@@ -61,6 +64,15 @@ FP4LINEAR_HOST_DEVICE inline std::uint32_t max_lanes(std::uint32_t a, std::uint3
 #endif
 }
 
+// The greater of each two signed 16-bit lanes.
+FP4LINEAR_HOST_DEVICE inline std::uint32_t max_signed_lanes(std::uint32_t a, std::uint32_t b) {
+#ifdef __CUDA_ARCH__
+    return __vmaxs2(a, b);
+#else
+    return max_lanes(a ^ sign_bits, b ^ sign_bits) ^ sign_bits;
+#endif
+}
+
 // Bits of a where the mask has ones, else of b.
 FP4LINEAR_HOST_DEVICE constexpr std::uint32_t select(std::uint32_t mask, std::uint32_t a, std::uint32_t b) {
     return (a & mask) | (b & ~mask);
@@ -91,18 +103,32 @@ struct BFloat16Pattern {
     FP4LINEAR_HOST_DEVICE static std::uint32_t floor(float t) { return bits_of_float(t) >> 16; }
 };
 
-// The number of an E4M3 code from 0x00 to 0x7E.
-FP4LINEAR_HOST_DEVICE inline float scale_value(std::uint32_t code) {
-    if (code < 8) return static_cast<float>(code) * 0x1p-9f;
-    return float_of_bits((code + (std::uint32_t{120} << 3)) << 20);
+// The number half way up the E4M3 codes: of code n / 2 for even n, else between that one and the next. n < 2 * 0x7F.
+FP4LINEAR_HOST_DEVICE inline float scale_value_of_halves(std::uint32_t n) {
+    if (n < 16) return static_cast<float>(static_cast<int>(n)) * 0x1p-10f;
+    return float_of_bits((n + (std::uint32_t{120} << 4)) << 19);
 }
+
+// 1 / g in two factors that neither overflow nor lose bits: one near to 1 / (g * power), and a power of two.
+struct Reciprocal {
+    float near, power;
+
+    FP4LINEAR_HOST_DEVICE explicit Reciprocal(float g) : power(g < 0x1p-64f ? 0x1p64f : g > 0x1p64f ? 0x1p-64f : 1.0f) {
+#ifdef __CUDA_ARCH__
+        near = __fdividef(1.0f, g * power);
+#else
+        near = 1.0f / (g * power);
+#endif
+    }
+};
 
 // The least pattern with x * g > target, or >= target where ties_up; that of infinity where no finite one has. g > 0,
 // and target from 2^-11 to 2688.
 template <class Pattern>
-FP4LINEAR_HOST_DEVICE std::uint32_t least_pattern(float target, float g, bool ties_up) {
-    // The quotient is right to half a bit in 24: no pattern below its floor can do, and the second above it does.
-    std::uint32_t pattern = Pattern::floor(target / g);
+FP4LINEAR_HOST_DEVICE std::uint32_t least_pattern(float target, float g, Reciprocal reciprocal, bool ties_up) {
+    // The quotient is right to 21 bits: no pattern below its floor can do, and the second above it does.
+    std::uint32_t pattern = Pattern::floor(target * reciprocal.near * reciprocal.power);
+    FP4LINEAR_UNROLL_ON_DEVICE
     for (int i = 0; i < 2; ++i) {
         const float difference = fmaf(Pattern::value(pattern), g, -target);
         pattern += difference > 0.0f || (ties_up && difference == 0.0f) ? 0u : 1u;
@@ -119,29 +145,28 @@ inline constexpr int entries_of_scale = 8;
 
 // Entry `index` of a scale's Thresholds.
 template <class Pattern>
-FP4LINEAR_HOST_DEVICE std::uint16_t threshold(std::uint32_t scale, int index, float g) {
+FP4LINEAR_HOST_DEVICE std::uint16_t threshold(std::uint32_t scale, int index, float g, Reciprocal reciprocal) {
     constexpr std::uint32_t never = 0x7FFF;  // of a finite number
-    std::uint32_t pattern = never;
-    if (index == midpoint_count) {
-        // 6 times the midpoint of this scale and the next; a tie goes to the even code.
-        if (scale < greatest_scale)
-            pattern =
-                least_pattern<Pattern>(3.0f * (scale_value(scale) + scale_value(scale + 1)), g, (scale + 1) % 2 == 0);
-    } else if (scale > 0) {
-        constexpr std::uint64_t quarters = 0x140E0A07050301u;  // 1, 3, 5, 7, 10, 14, 20: the midpoints times 4
-        const auto quarter = static_cast<float>(quarters >> 8 * index & 0xFFu);
-        pattern = least_pattern<Pattern>(quarter * 0.25f * scale_value(scale), g, index % 2 == 1);
-    }
-    return static_cast<std::uint16_t>(pattern);
+    // 1, 3, 5, 7, 10, 14, 20: the midpoints times 4. And 6 times the midpoint of this scale and the next.
+    constexpr std::uint32_t low_quarters = 0x07050301, high_quarters = 0x18140E0A;
+    const bool next = index == midpoint_count;
+    const std::uint32_t quarters = permute(low_quarters, high_quarters, static_cast<std::uint32_t>(index)) & 0xFFu;
+    const float target =
+        static_cast<float>(static_cast<int>(quarters)) * 0.25f * scale_value_of_halves(2 * scale + (next ? 1 : 0));
+    const bool ties_up = (next ? scale : static_cast<std::uint32_t>(index)) % 2 == 1;  // a tie goes to the even code
+    const std::uint32_t pattern = least_pattern<Pattern>(target, g, reciprocal, ties_up);
+    return static_cast<std::uint16_t>(scale == (next ? greatest_scale : 0) ? never : pattern);
 }
 
 // Fills the table; `thread` of `threads` that share the work. Two patterns are a word, the low half first.
 template <class Pattern>
 FP4LINEAR_HOST_DEVICE void fill_table(Thresholds* table, float g, int thread, int threads) {
+    const Reciprocal reciprocal(g);
     for (int i = thread; i < scale_count * entries_of_scale / 2; i += threads) {
         const auto scale = static_cast<std::uint32_t>(i / 4);
-        const std::uint32_t low = threshold<Pattern>(scale, i % 4 * 2, g);
-        table[scale].words[i % 4] = low | static_cast<std::uint32_t>(threshold<Pattern>(scale, i % 4 * 2 + 1, g)) << 16;
+        const std::uint32_t low = threshold<Pattern>(scale, i % 4 * 2, g, reciprocal);
+        const std::uint32_t high = threshold<Pattern>(scale, i % 4 * 2 + 1, g, reciprocal);
+        table[scale].words[i % 4] = low | high << 16;
     }
 }
 
@@ -214,12 +239,73 @@ FP4LINEAR_HOST_DEVICE QuantizedBlock quantize_block(const std::uint32_t (&x)[wor
     return result;
 }
 
-// The greatest finite magnitude of two values, as a pattern; infinities and NaN count as 0.
+// Two products x * g as bfloat16, rounded to odd: cut off, the last bit set where something was cut. g > 0.
+FP4LINEAR_HOST_DEVICE inline std::uint32_t odd_products(std::uint32_t x0, std::uint32_t x1, float g) {
+#ifdef __CUDA_ARCH__
+    // Cut off and rounded up, they differ in the last bit of bfloat16 where they differ.
+    const float a = __uint_as_float(x0), b = __uint_as_float(x1);
+    const std::uint32_t down = permute(__float_as_uint(__fmul_rz(a, g)), __float_as_uint(__fmul_rz(b, g)), 0x7632);
+    const std::uint32_t up = permute(__float_as_uint(__fmul_ru(fabsf(a), g)) + 0xFFFFu,
+                                     __float_as_uint(__fmul_ru(fabsf(b), g)) + 0xFFFFu, 0x7632);
+    return down | (up & 0x00010001u);
+#else
+    std::uint32_t result = 0;
+    for (int i = 0; i < 2; ++i) {
+        const double exact = static_cast<double>(float_of_bits(i == 0 ? x0 : x1)) * static_cast<double>(g);
+        const auto nearest = static_cast<float>(exact);
+        std::uint32_t bits = bits_of_float(nearest);
+        if (std::isnan(exact)) {
+            bits = 0x7FFFFFFFu;  // as a multiplication on the device gives it
+        } else if (!std::isinf(exact)) {
+            if (std::fabs(static_cast<double>(nearest)) > std::fabs(exact)) --bits;
+            if (static_cast<double>(float_of_bits(bits & 0xFFFF0000u)) != exact) bits |= 0x10000u;
+        }
+        result |= bits >> 16 << 16 * i;
+    }
+    return result;
+#endif
+}
+
+// The greatest finite magnitude of halves, two lanes at a time: infinities and NaN become negative lanes.
 template <class Pattern>
-FP4LINEAR_HOST_DEVICE std::uint32_t finite_magnitudes(std::uint32_t x) {
-    constexpr std::uint32_t infinity = Pattern::infinity * 0x10001u;
-    const std::uint32_t special = ((x | sign_bits) - infinity) >> 15 & 0x00010001u;
-    return x & ~sign_bits & ~(special * 0xFFFFu);
+struct GreatestFinite {
+    static constexpr std::uint32_t bias = (0x8000u - Pattern::infinity) * 0x10001u;
+    std::uint32_t lanes = bias;
+
+    FP4LINEAR_HOST_DEVICE void take(std::uint32_t x) { lanes = max_signed_lanes(lanes, (x & ~sign_bits) + bias); }
+    [[nodiscard]] FP4LINEAR_HOST_DEVICE std::uint32_t pattern() const {
+        const std::uint32_t each = lanes - bias, low = each & 0xFFFFu, high = each >> 16;
+        return low > high ? low : high;
+    }
+};
+
+// Some of the words of memory that was read in aligned pieces, from `shift` bytes on: 0 to 15.
+template <int count>
+FP4LINEAR_HOST_DEVICE void words_from(const std::uint32_t (&pieces)[count + 4], std::uint32_t shift,
+                                      std::uint32_t (&words)[count]) {
+    std::uint32_t by_two[count + 2], by_one[count + 1];
+    FP4LINEAR_UNROLL_ON_DEVICE
+    for (int i = 0; i < count + 2; ++i) by_two[i] = (shift & 8u) != 0 ? pieces[i + 2] : pieces[i];
+    FP4LINEAR_UNROLL_ON_DEVICE
+    for (int i = 0; i < count + 1; ++i) by_one[i] = (shift & 4u) != 0 ? by_two[i + 1] : by_two[i];
+    const std::uint32_t selector = 0x3210u + 0x1111u * (shift & 3u);
+    FP4LINEAR_UNROLL_ON_DEVICE
+    for (int i = 0; i < count; ++i) words[i] = permute(by_one[i], by_one[i + 1], selector);
+}
+
+// What stands at the multiple of 8 bytes below a block's 8 bytes of codes, `shift` bytes (1 to 7) before them: the end
+// of the codes before it and the beginning of its own.
+struct CodeWords {
+    std::uint32_t words[2];
+};
+FP4LINEAR_HOST_DEVICE inline CodeWords shifted_codes(CodeWords before, CodeWords own, std::uint32_t shift) {
+    const std::uint32_t from[3] = {(shift & 4u) != 0 ? before.words[0] : before.words[1],
+                                   (shift & 4u) != 0 ? before.words[1] : own.words[0],
+                                   (shift & 4u) != 0 ? own.words[0] : own.words[1]};
+    const std::uint32_t bytes = shift & 3u;
+    // 4 - bytes of the word before, from there on.
+    const std::uint32_t selector = 0x7654u - 0x1111u * bytes;
+    return {{permute(from[0], from[1], selector), permute(from[1], from[2], selector)}};
 }
 
 // n / divisor for n < 2^31 with a multiplication (Granlund and Montgomery, 1994).
@@ -238,6 +324,20 @@ struct Divider {
         return static_cast<std::uint32_t>(std::uint64_t{n} * factor >> 31 >> shift);
 #endif
     }
+};
+
+// swizzle::offset() of a block, columns: atoms of a row.
+FP4LINEAR_HOST_DEVICE constexpr std::uint64_t swizzled_offset(std::uint64_t row, std::uint32_t block,
+                                                              std::uint32_t columns) {
+    const auto in_atom = static_cast<std::uint32_t>(row % 128);
+    return ((row / 128) * columns + block / 4) * 512 + (in_atom % 32 * 16 + in_atom / 32 * 4 + block % 4);
+}
+
+// The place in an atom of swizzled scales, 128 rows of 4 blocks, that a byte of it belongs to.
+struct AtomPlace {
+    std::uint32_t row, block;
+    FP4LINEAR_HOST_DEVICE explicit AtomPlace(std::uint32_t byte)
+        : row(byte / 16 + byte / 4 % 4 * 32), block(byte % 4) {}
 };
 
 }  // namespace fp4linear::cuda::activations

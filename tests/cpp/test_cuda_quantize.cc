@@ -7,6 +7,7 @@
 #include <cstring>
 #include <limits>
 #include <random>
+#include <type_traits>
 #include <vector>
 
 #include "check.h"
@@ -14,6 +15,7 @@
 #include "formats/activation.h"
 #include "formats/e4m3.h"
 #include "formats/float16.h"
+#include "formats/swizzle.h"
 
 namespace {
 
@@ -155,7 +157,7 @@ void test_table(std::uint32_t seed) {
         for (std::uint32_t scale = 1; scale < gpu::scale_count; ++scale) {
             const act::Midpoints middle = act::midpoints(static_cast<std::uint8_t>(scale));
             for (int code = 1; code <= gpu::midpoint_count; ++code) {
-                const std::uint32_t least = gpu::threshold<Pattern>(scale, code - 1, g);
+                const std::uint32_t least = gpu::threshold<Pattern>(scale, code - 1, g, gpu::Reciprocal(g));
                 for (const std::uint32_t pattern : {least - 1, least}) {
                     if (pattern >= Pattern::infinity) continue;
                     const auto bits = std::bit_cast<std::uint32_t>(value_of<Pattern>(pattern));
@@ -168,18 +170,105 @@ void test_table(std::uint32_t seed) {
     CHECK_EQ(wrong, 0);
 }
 
-void test_finite_magnitudes() {
+template <class Pattern>
+void test_greatest_finite() {
     long wrong = 0;
+    gpu::GreatestFinite<Pattern> all;
     for (std::uint32_t low = 0; low < 0x10000; ++low) {
         const std::uint32_t other = low * 0x9E37u & 0xFFFFu;
-        for (const std::uint32_t infinity : {gpu::Float16Pattern::infinity, gpu::BFloat16Pattern::infinity}) {
-            const auto finite = [&](std::uint32_t p) { return (p & 0x7FFFu) < infinity ? p & 0x7FFFu : 0u; };
-            const std::uint32_t word = other << 16 | low;
-            const std::uint32_t got = infinity == gpu::Float16Pattern::infinity
-                                          ? gpu::finite_magnitudes<gpu::Float16Pattern>(word)
-                                          : gpu::finite_magnitudes<gpu::BFloat16Pattern>(word);
-            wrong += got == (finite(other) << 16 | finite(low)) ? 0 : 1;
+        const auto finite = [&](std::uint32_t p) { return (p & 0x7FFFu) < Pattern::infinity ? p & 0x7FFFu : 0u; };
+        gpu::GreatestFinite<Pattern> both;
+        both.take(other << 16 | low);
+        wrong += both.pattern() == std::max(finite(other), finite(low)) ? 0 : 1;
+        both.take(0x00120034);
+        wrong += both.pattern() == std::max({finite(other), finite(low), 0x34u}) ? 0 : 1;
+        all.take(low);
+    }
+    CHECK_EQ(wrong, 0);
+    CHECK_EQ(all.pattern(), Pattern::infinity - 1);
+}
+
+// fp32: blocks of any bits, of numbers of one size, and of numbers whose product with g lies on a midpoint times a
+// scale or one step of fp32 beside it.
+void test_singles(std::uint32_t seed) {
+    std::mt19937 random(seed);
+    const Table table = table_for<gpu::BFloat16Pattern>(1.0f);
+    constexpr float middles[7] = {0.25f, 0.75f, 1.25f, 1.75f, 2.5f, 3.5f, 5.0f};
+    constexpr float least = std::numeric_limits<float>::denorm_min(), most = std::numeric_limits<float>::max();
+    const std::vector<float> special = {1.0f,      0.5f,      448.0f,   2688.0f, 1.0f / 3,
+                                        0x1p-126f, 0x1p-100f, 0x1p100f, least,   most};
+    long wrong = 0;
+    for (int round = 0; round < 1200; ++round) {
+        const float g = static_cast<std::size_t>(round) < special.size() ? special[static_cast<std::size_t>(round)]
+                        : round % 3 == 0 ? std::ldexp(1.0f, static_cast<int>(random() % 20) - 10)
+                                         : any_scale(random);
+        for (int n = 0; n < 500; ++n) {
+            std::uint32_t x[16], words[8];
+            std::uint8_t codes[16];
+            const float scale = e4m3_values[random() % 126 + 1];
+            const std::uint32_t top = random() & 0x7FFFFFFFu, spread = random() % 31;
+            for (int i = 0; i < 16; ++i) {
+                if (n % 4 == 0) {
+                    x[i] = static_cast<std::uint32_t>(random());
+                } else if (n % 4 == 1) {
+                    const std::uint32_t lower = (random() & 0x7FFFFFFFu) >> spread;
+                    x[i] = (top > lower ? top - lower : 0) | (random() & 0x80000000u);
+                } else {
+                    const float middle = i == 0 && n % 8 < 6 ? 6.0f : middles[random() % 7];
+                    x[i] = std::bit_cast<std::uint32_t>(middle * scale / g) + static_cast<std::uint32_t>(random() % 3) -
+                           1u;
+                    if (i == 0 && n % 16 == 3) {  // the midpoint of two scales
+                        const std::uint32_t below = random() % 126;
+                        x[i] = std::bit_cast<std::uint32_t>(3 * (e4m3_values[below] + e4m3_values[below + 1]) / g) +
+                               static_cast<std::uint32_t>(random() % 3) - 1u;
+                    }
+                    x[i] ^= random() & 0x80000000u;
+                }
+            }
+            for (int i = 0; i < 8; ++i) words[i] = gpu::odd_products(x[2 * i], x[2 * i + 1], g);
+            const std::uint8_t want = act::quantize_block(x, 16, split_of(g), codes);
+            const gpu::QuantizedBlock got = gpu::quantize_block<gpu::BFloat16Pattern>(words, 1.0f, table.data());
+            bool same = got.scale == want;
+            for (int i = 0; i < 16; ++i) same = same && (got.codes[i / 8] >> 4 * (i % 8) & 0xFu) == codes[i];
+            wrong += same ? 0 : 1;
         }
+    }
+    CHECK_EQ(wrong, 0);
+}
+
+// Memory that does not start at a multiple of what moves it.
+void test_shifts() {
+    std::mt19937 random(6);
+    std::array<std::uint32_t, 20> pieces{};
+    for (auto& each : pieces) each = static_cast<std::uint32_t>(random());
+    const auto check = [&]<int count>(std::integral_constant<int, count>) {
+        std::uint32_t from[count + 4], words[count], want[count];
+        std::memcpy(from, pieces.data(), sizeof from);
+        for (std::uint32_t shift = 0; shift < 16; ++shift) {
+            gpu::words_from(from, shift, words);
+            std::memcpy(want, reinterpret_cast<const std::uint8_t*>(from) + shift, sizeof want);
+            CHECK_EQ(std::memcmp(words, want, sizeof want), 0);
+        }
+    };
+    check(std::integral_constant<int, 8>());
+    check(std::integral_constant<int, 16>());
+    for (std::uint32_t shift = 1; shift < 8; ++shift) {
+        const gpu::CodeWords words = gpu::shifted_codes({{pieces[0], pieces[1]}}, {{pieces[2], pieces[3]}}, shift);
+        CHECK_EQ(std::memcmp(&words, reinterpret_cast<const std::uint8_t*>(pieces.data()) + 8 - shift, 8), 0);
+    }
+}
+
+void test_atoms() {
+    long wrong = 0;
+    for (const std::uint32_t columns : {1u, 3u, 64u}) {
+        const std::int64_t blocks = 4 * columns;
+        for (std::uint32_t row = 0; row < 300; ++row)
+            for (std::uint32_t block = 0; block < blocks; ++block) {
+                const auto want = static_cast<std::uint64_t>(swizzle::offset(row, block, blocks));
+                const gpu::AtomPlace place(static_cast<std::uint32_t>(want % swizzle::atom_bytes));
+                wrong += gpu::swizzled_offset(row, block, columns) != want;
+                wrong += place.row != row % swizzle::atom_rows || place.block != block % swizzle::atom_blocks;
+            }
     }
     CHECK_EQ(wrong, 0);
 }
@@ -200,11 +289,15 @@ void test_divider() {
 }  // namespace
 
 int main() {
-    test_finite_magnitudes();
+    test_greatest_finite<gpu::Float16Pattern>();
+    test_greatest_finite<gpu::BFloat16Pattern>();
+    test_shifts();
+    test_atoms();
     test_divider();
     test_table<gpu::Float16Pattern>(1);
     test_table<gpu::BFloat16Pattern>(2);
     test_pattern<gpu::Float16Pattern>(3);
     test_pattern<gpu::BFloat16Pattern>(4);
+    test_singles(7);
     return check_report();
 }
