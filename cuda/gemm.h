@@ -58,7 +58,7 @@ struct GemmWgmmaTuning {
     int groups = 2;        // warpgroups of a block, 64 rows each
     int stage_units = 2;   // K of a stage / 64
     int stages = 4;        // copies in flight
-    int splits = 1;        // blocks that share a tile along K, a cluster
+    int splits = 1;        // blocks that share a tile along K, a cluster; -1: two blocks that share x
     int blocks_an_sm = 0;  // persistent blocks; 0: a block for every tile
     int raster = 0;        // token tiles that are worked on together; 0: all
     int least_units = 4;   // K / 64 of a block's part of a tile that it shares, at least

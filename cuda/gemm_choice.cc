@@ -4,9 +4,13 @@
 namespace fp4linear::cuda {
 namespace {
 
-// Few tokens, whose x fits in the shared memory of a block or two: the streaming kernels of gemm_mma are ahead of wgmma
-// tiles.
-bool streams(const GemmArguments& a) { return (a.m <= 16 && a.k <= 5120) || (a.m <= 32 && a.k <= 4096); }
+constexpr std::int64_t most_x = 512 << 10;  // values of x that find room in a cluster of eight blocks
+
+// Few tokens: the streaming kernels of gemm_mma are ahead of wgmma tiles.
+bool streams(const GemmArguments& a) {
+    const std::int64_t tokens = (a.m + 7) / 8 * 8;
+    return (a.m <= 24 && a.k * tokens <= most_x) || (a.m <= 32 && a.k <= 4096);
+}
 
 }  // namespace
 

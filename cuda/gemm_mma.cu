@@ -382,16 +382,15 @@ StreamChoice choose_stream(const GemmArguments& a) {
         return {token_tiles, mma_sync, {2, 4, 8}};
     }
     const bool wide_k = k_units >= 32;
-    if (a.m <= 8) return {1, mma_sync, {k_units > 128 ? 4 : 2, 8}};
+    if (a.m <= 8) return {1, mma_sync, {k_units > 128 ? 8 : 2, 4}};
     if (a.m <= 16) {
-        if (small) return {4, wgmma, {wide_k ? 4 : 2, 8}};
-        if (large && k_units <= 32) return {2, mma_sync, {1, 2}};
-        if (k_units <= 64) return {4, wgmma, {2, 4}};
-        return {2, mma_sync, {2, 4, 8}};
+        if (small) return {2, wgmma, {wide_k ? 4 : 2, 8}};
+        if (large && k_units <= 32) return {2, wgmma, {1, 2}};
+        return {2, wgmma, {2, 4, 8}};
     }
-    const int token_tiles = a.m <= 32 ? 4 : a.m <= 48 ? 6 : 8;
+    const int token_tiles = a.m <= 24 ? 3 : a.m <= 32 ? 4 : a.m <= 48 ? 6 : 8;
     if (small) return {token_tiles, wgmma, {wide_k ? 8 : 2, 4}};
-    if (large && token_tiles == 4 && k_units <= 32) return {token_tiles, wgmma, {1, 2}};
+    if (large && token_tiles <= 4 && k_units <= 32) return {token_tiles, wgmma, {1, 2}};
     return {token_tiles, wgmma, {2, 4, 8}};
 }
 

@@ -29,9 +29,10 @@ struct Configuration {
     int splits;
     int blocks_an_sm;  // persistent; 0: a block for every tile
     int raster;
-    int least_units;  // of K for a block that shares tiles
-    bool extra_wave;  // a wave of whole tiles joins those that are shared
-    bool even;        // the same number of blocks for every shared tile
+    int least_units;      // of K for a block that shares tiles
+    bool extra_wave;      // a wave of whole tiles joins those that are shared
+    bool even;            // the same number of blocks for every shared tile
+    bool paired = false;  // two blocks share x
 };
 
 decltype(&cuTensorMapEncodeTiled) tensor_map_encoder() {
@@ -60,9 +61,10 @@ cudaError_t make_x_map(const GemmArguments& a, int tokens, CUtensorMap* map) {
     return r == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
 }
 
-template <class T, int Tokens, int Groups, int StageUnits, int Sets, int Slices, int MinBlocks, bool Clustered>
+template <class T, int Tokens, int Groups, int StageUnits, int Sets, int Slices, int MinBlocks, bool Clustered,
+          bool Paired = false>
 cudaError_t launch(const GemmArguments& a, const Configuration& c) {
-    constexpr auto kernel = gemm_kernel<T, Tokens, Groups, StageUnits, Sets, Slices, MinBlocks, Clustered>;
+    constexpr auto kernel = gemm_kernel<T, Tokens, Groups, StageUnits, Sets, Slices, MinBlocks, Clustered, Paired>;
     constexpr int warps = Groups * group_warps;
     WgmmaParameters p{};
     p.source = {a.prepacked, static_cast<const std::uint16_t*>(a.x), a.x_row_stride, a.n, a.k, a.scale2_rows, a.bias,
@@ -72,23 +74,25 @@ cudaError_t launch(const GemmArguments& a, const Configuration& c) {
     p.smallest = smallest_sum<T>(a.k, a.largest_scale2);
     p.row_tiles = static_cast<int>(prepacked::row_tiles(a.n));
     p.k_units = static_cast<int>(prepacked::k_units(a.k));
-    p.row_blocks = (p.row_tiles + warps - 1) / warps;
+    constexpr int team = Paired ? 2 : 1;
+    p.row_blocks = (p.row_tiles + warps * team - 1) / (warps * team);
     p.token_blocks = static_cast<int>((a.m + Tokens - 1) / Tokens);
     const std::int64_t even = (a.m + p.token_blocks - 1) / p.token_blocks;
-    p.block_tokens = static_cast<int>((even + 7) / 8 * 8);
+    p.block_tokens = static_cast<int>((even + 8 * team - 1) / (8 * team) * (8 * team));
     p.raster = c.raster > 0 ? std::min(c.raster, p.token_blocks) : p.token_blocks;
     p.splits = c.splits;
     p.stages = c.stages;
     p.vector_stores = a.n % 8 == 0 && reinterpret_cast<std::uintptr_t>(a.y) % 16 == 0;
     const int ring = c.stages * StageUnits * (Tokens * unit_k * 2 + warps * unit_bytes);
     const int chunks = Tokens / 8 * warps;
-    const int parts = (chunks + c.splits - 1) / c.splits * (c.splits - 1) * chunk_bytes;
-    const int shared = ring + warps * staging_bytes + c.stages * 16 + 16 + (Clustered && Tokens <= 64 ? parts : 0);
+    const int parts = Clustered ? (chunks + c.splits - 1) / c.splits * (c.splits - 1) * chunk_bytes : 0;
+    const int shared = ring + warps * staging_bytes_of(Tokens, Clustered) + c.stages * 16 + 16 +
+                       (Clustered && Tokens <= 64 ? parts : 0);
     if (shared > a.max_shared_memory || (Tokens > 64 && parts > ring)) return cudaErrorInvalidConfiguration;
     const int tiles = p.row_blocks * p.token_blocks;
-    int blocks = tiles * c.splits;
+    int blocks = Clustered ? tiles * c.splits : tiles;
     if constexpr (!Clustered) {
-        blocks = c.blocks_an_sm > 0 ? c.blocks_an_sm * a.sm_count : tiles;
+        blocks = c.blocks_an_sm > 0 ? c.blocks_an_sm * a.sm_count / team : tiles;
         p.full_tiles = tiles / blocks;
         p.shared_tiles = tiles % blocks;
         if (p.shared_tiles > 0 && p.full_tiles > 0 && c.extra_wave) {
@@ -110,22 +114,25 @@ cudaError_t launch(const GemmArguments& a, const Configuration& c) {
         p.partials = reinterpret_cast<float4*>(static_cast<std::uint8_t*>(a.workspace) + flag_bytes);
         if (p.shared_tiles > 0) {
             if (a.workspace == nullptr) return cudaErrorInvalidValue;
-            if (blocks * warps * 4 > flag_bytes) return cudaErrorInvalidConfiguration;
+            if (blocks * team * warps * 4 > flag_bytes) return cudaErrorInvalidConfiguration;
         }
     }
     if (const cudaError_t e = allow_shared_memory<kernel>(a.max_shared_memory)) return e;
     CUtensorMap x_map;
-    if (const cudaError_t e = make_x_map(a, p.block_tokens, &x_map)) return e;
+    if (const cudaError_t e = make_x_map(a, p.block_tokens / team, &x_map)) return e;
 
-    Launch launch(dim3(static_cast<unsigned>(blocks)), dim3(threads_of(Tokens, Groups)),
+    Launch launch(dim3(static_cast<unsigned>(blocks * team)), dim3(threads_of(Tokens, Groups)),
                   static_cast<std::size_t>(shared), a.stream);
     if (a.programmatic_launch) launch.overlap_previous();
     if constexpr (Clustered) launch.cluster(c.splits);
+    if constexpr (Paired) launch.cluster(2);
     return launch.run(kernel, x_map, p);
 }
 
 template <class T>
 cudaError_t launch_configured(const GemmArguments& a, const Configuration& c) {
+    if (c.paired)
+        return c.tokens == 256 ? launch<T, 256, 2, 1, 2, 1, 1, false, true>(a, c) : cudaErrorInvalidConfiguration;
 #define FP4LINEAR_TRY(clustered, tokens_, groups_, units_, sets, slices, blocks)                              \
     if (c.tokens == tokens_ && c.groups == groups_ && c.stage_units == units_ && (c.splits > 1) == clustered) \
         return launch<T, tokens_, groups_, units_, sets, slices, blocks, clustered>(a, c);
@@ -157,6 +164,8 @@ constexpr Cost costs[] = {
     {16, 36, 3.5, 3.5}, {32, 42, 4.3, 4.3}, {64, 56, 5.4, 5.4}, {128, 80, 7, 4}, {256, 134, 11.5, 6}};
 constexpr double cycles_a_us = 1800;
 constexpr int short_k_units = 16;
+constexpr int least_k_units_of_eight = 24;  // for clusters of eight
+constexpr int pair_waste = 16;              // row blocks for which a pair may have one too many
 constexpr double large_x_bytes = 100e6;
 constexpr double large_x_gain = 1.07;     // of blocks that the hardware hands out, with such an x
 constexpr double cached_x_bytes = 36e6;   // of the 60 MB of L2
@@ -193,6 +202,14 @@ Configuration choose(const GemmArguments& a) {
         const int tokens = a.m <= 16 ? 16 : a.m <= 32 ? 32 : a.m <= 64 ? 64 : 128;
         Configuration c = splits > 1 && tokens <= 64 ? small_tiles(tokens) : whole_tiles(tokens);
         c.splits = splits;
+        c.blocks_an_sm = 0;
+        return c;
+    }
+    const std::int64_t blocks_of_eight = rows_64 * blocks_of(32) * 8;
+    if (blocks_of_eight <= std::int64_t{2} * a.sm_count &&
+        k_units >= (blocks_of_eight > a.sm_count ? least_k_units_of_eight : 2 * least_k_units_of_eight)) {
+        Configuration c = small_tiles(32);  // few tiles: many blocks for each
+        c.splits = 8;
         c.blocks_an_sm = 0;
         return c;
     }
@@ -238,12 +255,21 @@ Configuration choose(const GemmArguments& a) {
         return c;
     }
     // x beyond the L2 cache: a few token tiles at a time.
+    const std::int64_t row_blocks = (rows_64 + 1) / 2;
+    c.paired = tokens == 256 && row_blocks % 2 * pair_waste <= row_blocks;
     c.raster = x_bytes > large_x_bytes ? 8 : x_bytes > cached_x_bytes ? 4 : 0;
-    if (whole) return c;
+    if (whole) {
+        // Short sums: blocks that stay bring the next tile while they store one.
+        if (k_units <= short_k_units && row_blocks * blocks_of(tokens) > a.sm_count) {
+            c.blocks_an_sm = 1;
+            c.least_units = k_units;
+        }
+        return c;
+    }
     c.blocks_an_sm = tokens <= 64 ? 2 : 1;
     c.least_units = 4;
     const std::int64_t blocks = static_cast<std::int64_t>(c.blocks_an_sm) * a.sm_count;
-    const std::int64_t tiles = (rows_64 + 1) / 2 * blocks_of(tokens);
+    const std::int64_t tiles = row_blocks * blocks_of(tokens);
     const std::int64_t left_over = tiles % blocks;
     // Many blocks for each left-over tile cost more than two for every tile of a wave.
     c.extra_wave = tiles > blocks && (left_over * 8 <= blocks || (tiles < 2 * blocks && left_over * 2 <= blocks));
@@ -256,7 +282,7 @@ Configuration choose(const GemmArguments& a) {
 cudaError_t gemm_wgmma_compiled(bool* compiled) {
     constexpr int registers_of_no_body = 32;  // at most: such a kernel has nothing to keep
     cudaFuncAttributes attributes{};
-    const cudaError_t e = cudaFuncGetAttributes(&attributes, gemm_kernel<Float16, 64, 1, 2, 2, 2, 3, false>);
+    const cudaError_t e = cudaFuncGetAttributes(&attributes, gemm_kernel<Float16, 64, 1, 2, 2, 2, 3, false, false>);
     if (e == cudaSuccess) *compiled = attributes.numRegs > registers_of_no_body;
     return e;
 }
@@ -276,8 +302,10 @@ cudaError_t gemm_wgmma(const GemmArguments& a, const GemmWgmmaTuning& tuning) {
     if (reinterpret_cast<std::uintptr_t>(a.x) % 16 != 0 || a.x_row_stride % 8 != 0) return cudaErrorInvalidValue;
     Configuration c = choose(a);
     if (tuning.tokens != 0)
-        c = {tuning.tokens,       tuning.groups, tuning.stage_units, tuning.stages,           tuning.splits,
-             tuning.blocks_an_sm, tuning.raster, tuning.least_units, tuning.sharing % 2 != 0, tuning.sharing >= 2};
+        c = {
+            tuning.tokens,       tuning.groups, tuning.stage_units, tuning.stages,           std::max(tuning.splits, 1),
+            tuning.blocks_an_sm, tuning.raster, tuning.least_units, tuning.sharing % 2 != 0, tuning.sharing >= 2,
+            tuning.splits < 0};
     return a.dtype == DType::float16 ? launch_configured<Float16>(a, c) : launch_configured<BFloat16>(a, c);
 }
 

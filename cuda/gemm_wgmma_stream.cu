@@ -47,6 +47,7 @@ struct StreamParameters {
     int scales_offset;
     int slots_offset;
     int flags_offset;
+    int table_offset;
     int barriers_offset;
 };
 
@@ -88,8 +89,8 @@ __global__ void __launch_bounds__(warps * 32, 1) wgmma_stream_kernel(const __gri
     const int worker = warp / group_tiles;
     const int tile_in_group = warp % group_tiles;
     const std::uint32_t base = shared_address(shared);
-    const int rank = Clustered ? static_cast<int>(cluster_rank()) : 0;
     const int ranks = Clustered ? 1 << p.parts.cluster_shift : 1;
+    const int rank = static_cast<int>(blockIdx.x) & (ranks - 1);  // as cluster_rank(), but uniform for the compiler
     launch_dependents();
     const Block block(p.parts, static_cast<int>(blockIdx.x) >> (Clustered ? p.parts.cluster_shift : 0), rank);
     const int first_tile = block.first_tile;
@@ -140,6 +141,40 @@ __global__ void __launch_bounds__(warps * 32, 1) wgmma_stream_kernel(const __gri
         fence_mbarrier_init();
         mbarrier_expect_bytes(inbox_barrier, (ranks - 1) * owned * sum_bytes);
     }
+    // Whose shares a group's sum has: of workers first to last, whose share is a slot's (or head) where `early`.
+    struct Shares {
+        int first, last;
+        bool early;
+    };
+    const auto shares_of = [&](int g) {
+        const int from = g * k_units;
+        const int to = from + k_units;
+        Shares shares{0, 0, false};
+#pragma unroll
+        for (int w = 1; w < workers; ++w) {
+            shares.first += begin_of(w) <= from ? 1 : 0;
+            shares.last += begin_of(w) < to ? 1 : 0;
+        }
+        shares.early = begin_of(shares.last + 1) > to;
+        return shares;
+    };
+    // While x is on its way: where a tile's shares are at the end, and where their sum goes.
+    [[maybe_unused]] const std::uint32_t table = base + p.table_offset;
+    if constexpr (Clustered)
+#pragma unroll 1
+        for (int tile = static_cast<int>(threadIdx.x); tile < tiles; tile += warps * 32) {
+            const Shares shares = shares_of(tile / group_tiles);
+            const int owner = tile & (ranks - 1);
+            const std::uint32_t share = base + tile % group_tiles * ring_bytes;
+            const std::uint32_t slot = p.slots != nullptr ? 0 : base + p.slots_offset + tile * sum_bytes;
+            const int turn = (tile >> p.parts.cluster_shift) * (ranks - 1);
+            const std::uint32_t inbox = base + p.x_offset + turn * sum_bytes;
+            const std::uint32_t place = inbox + (rank - (rank > owner ? 1 : 0)) * sum_bytes;
+            store_shared_128(table + tile * 16,
+                             make_uint4(share + shares.first * group_tiles * ring_bytes, shares.last - shares.first,
+                                        shares.early ? slot : share + shares.last * group_tiles * ring_bytes,
+                                        owner == rank ? inbox : address_in_block(place, owner)));
+        }
     async_copy_wait<0>();
     fence_async_proxy();
     __syncthreads();
@@ -268,51 +303,33 @@ __global__ void __launch_bounds__(warps * 32, 1) wgmma_stream_kernel(const __gri
     __syncthreads();
     if constexpr (Clustered) cluster_wait();
 
-    // Whose shares a group's sum has: of workers first to last, whose share is a slot's (or head) where `early`.
-    struct Shares {
-        int first, last;
-        bool early;
-    };
-    const auto shares_of = [&](int g) {
-        const int from = g * k_units;
-        const int to = from + k_units;
-        Shares shares{0, 0, false};
-#pragma unroll
-        for (int w = 1; w < workers; ++w) {
-            shares.first += begin_of(w) <= from ? 1 : 0;
-            shares.last += begin_of(w) < to ? 1 : 0;
-        }
-        shares.early = begin_of(shares.last + 1) > to;
-        return shares;
-    };
-    // A fragment's sum over this block's K, in the order of the workers.
-    const auto add_up = [&](int tile, int i, const Shares& shares, float (&sums)[4]) {
-        const std::uint8_t* from = shared + tile % group_tiles * ring_bytes + i * fragment_bytes + lane * 16;
-        for (int w = shares.first; w < shares.last; ++w)
-            add(sums, *reinterpret_cast<const float4*>(from + w * group_tiles * ring_bytes));
-        from += shares.last * group_tiles * ring_bytes;
-        if (Clustered && shares.early)
-            add(sums, slots[(tile * token_tiles + i) * 32]);
-        else
-            add(sums, *reinterpret_cast<const float4*>(from + (shares.early ? sum_bytes : 0)));
-    };
-    const auto tile_of = [&](int item) { return static_cast<int>(item * p.per_token_tiles >> 16); };
+    // add_up: a fragment's sum over this block's K, in the order of the workers.
     if constexpr (Clustered) {
-        const auto inbox = [&](int tile, int from, int i) {
-            return p.x_offset + inbox_slot(tile, from, ranks, p.parts.cluster_shift) * sum_bytes + i * fragment_bytes +
-                   lane * 16;
+        const auto load_sums = [](std::uint32_t address) {
+            const uint4 v = load_shared_128(address);
+            return make_float4(__uint_as_float(v.x), __uint_as_float(v.y), __uint_as_float(v.z), __uint_as_float(v.w));
+        };
+        const auto add_up = [&](int tile, int i, const uint4& entry, float (&sums)[4]) {
+            const std::uint32_t fragment = i * fragment_bytes + lane * 16;
+            std::uint32_t from = entry.x + fragment;
+#pragma unroll 1
+            for (std::uint32_t w = entry.y; w > 0; --w, from += group_tiles * ring_bytes) add(sums, load_sums(from));
+            if (entry.z != 0)
+                add(sums, load_sums(entry.z + fragment));
+            else
+                add(sums, slots[(tile * token_tiles + i) * 32]);
         };
         // A warp sends all fragments of a tile: the addresses are most of the work.
 #pragma unroll 1
         for (int tile = warp; tile < tiles; tile += warps) {
             const int owner = tile & (ranks - 1);
             if (owner == rank) continue;
-            const Shares shares = shares_of(tile / group_tiles);
+            const uint4 entry = load_shared_128(table + tile * 16);
             float sums[all_token_tiles][4] = {};
 #pragma unroll
             for (int i = 0; i < all_token_tiles; ++i)
-                if (i < token_tiles) add_up(tile, i, shares, sums[i]);
-            const std::uint32_t to = address_in_block(base + inbox(tile, rank, 0), owner);
+                if (i < token_tiles) add_up(tile, i, entry, sums[i]);
+            const std::uint32_t to = entry.w + lane * 16;
             const std::uint32_t arrived = address_in_block(inbox_barrier, owner);
 #pragma unroll
             for (int i = 0; i < all_token_tiles; ++i)
@@ -321,21 +338,36 @@ __global__ void __launch_bounds__(warps * 32, 1) wgmma_stream_kernel(const __gri
         bool arrived = false;
 #pragma unroll 1
         for (int item = warp; item < owned * token_tiles; item += warps) {
-            const int turn = tile_of(item);
+            const int turn = static_cast<int>(item * p.per_token_tiles >> 16);
             const int tile = (turn << p.parts.cluster_shift) + rank;
             const int i = item - turn * token_tiles;
+            const uint4 entry = load_shared_128(table + tile * 16);
             float own[4] = {};
-            add_up(tile, i, shares_of(tile / group_tiles), own);
+            add_up(tile, i, entry, own);
             if (!arrived) mbarrier_wait(inbox_barrier, 0);
             arrived = true;
             float sums[4] = {};
-            for (int r = 0; r < ranks; ++r)
-                add(sums, r == rank ? make_float4(own[0], own[1], own[2], own[3])
-                                    : *reinterpret_cast<const float4*>(shared + inbox(tile, r, i)));
+            std::uint32_t from = entry.w + i * fragment_bytes + lane * 16;
+#pragma unroll 1
+            for (int r = 0; r < ranks; ++r) {
+                if (r == rank) {
+                    add(sums, make_float4(own[0], own[1], own[2], own[3]));
+                } else {
+                    add(sums, load_sums(from));
+                    from += sum_bytes;
+                }
+            }
             const unsigned repair = store_fragment<T>(p.out, sums, first_tile + tile, i, lane);
             repair_fragment<T>(p.out, repair, first_tile + tile, i);
         }
     } else {
+        const auto add_up = [&](int tile, int i, const Shares& shares, float (&sums)[4]) {
+            const std::uint8_t* from = shared + tile % group_tiles * ring_bytes + i * fragment_bytes + lane * 16;
+            for (int w = shares.first; w < shares.last; ++w)
+                add(sums, *reinterpret_cast<const float4*>(from + w * group_tiles * ring_bytes));
+            from += shares.last * group_tiles * ring_bytes;
+            add(sums, *reinterpret_cast<const float4*>(from + (shares.early ? sum_bytes : 0)));
+        };
         // Groups with shares of several workers: those where the workers' parts meet.
         int before = -1;
 #pragma unroll 1
@@ -384,14 +416,16 @@ cudaError_t configure(StreamParameters p, const GemmMmaTuning& t, const GemmArgu
             count_clusters<kernel, Clustered>(ranks, (all_tiles + group_tiles - 1) / group_tiles, a, &clusters))
         return e;
     if (!deal_out(p.parts, all_tiles, clusters, ranks)) return cudaErrorInvalidConfiguration;
-    p.parts.stages = t.stages;
-    p.parts.early_stages = std::min(t.early_stages, p.parts.stages);
     const int units = p.parts.most_units();
     const std::int64_t block_tiles = p.parts.most_tiles();
     const std::int64_t groups = (block_tiles + group_tiles - 1) / group_tiles;
     if (block_tiles * p.token_tiles > 8192) return cudaErrorInvalidConfiguration;
-    if (p.parts.stages * chunk_bytes < sum_bytes * (Clustered ? 1 : 2)) return cudaErrorInvalidConfiguration;
     if (groups * units * std::max(workers, units) > INT32_MAX) return cudaErrorInvalidConfiguration;
+    // The last group has no sum before its last: no slots.
+    const std::int64_t slot_bytes_here = Clustered ? (groups - 1) * group_tiles * sum_bytes : 0;
+    p.parts.stages = t.stages;
+    p.parts.early_stages = std::min(t.early_stages, p.parts.stages);
+    if (p.parts.stages * chunk_bytes < sum_bytes * (Clustered ? 1 : 2)) return cudaErrorInvalidConfiguration;
     std::int64_t bytes = warps * p.parts.stages * chunk_bytes;
     bytes = (bytes + 1023) / 1024 * 1024;
     p.x_offset = static_cast<int>(bytes);
@@ -401,13 +435,14 @@ cudaError_t configure(StreamParameters p, const GemmMmaTuning& t, const GemmArgu
     bytes += warps * scale_bytes;
     p.flags_offset = static_cast<int>(bytes);
     if (!Clustered) bytes += block_tiles * 8;
+    p.table_offset = static_cast<int>(bytes);
+    if (Clustered) bytes += block_tiles * 16;
     p.barriers_offset = static_cast<int>(bytes);
     bytes += (warps * p.parts.stages + 1) * 8;
+    p.slots_offset = static_cast<int>((bytes + 15) / 16 * 16);
     if (Clustered) {
-        const std::int64_t with_slots = (bytes + 15) / 16 * 16 + block_tiles * sum_bytes;
-        if (with_slots <= a.max_shared_memory) {
-            p.slots_offset = static_cast<int>(with_slots - block_tiles * sum_bytes);
-            bytes = with_slots;
+        if (p.slots_offset + slot_bytes_here <= a.max_shared_memory) {
+            bytes = p.slots_offset + slot_bytes_here;
         } else {
             p.slots = static_cast<float4*>(a.workspace);
             const std::int64_t slot_bytes = clusters * ranks * (p.parts.cluster_tiles + 1) * sum_bytes;
@@ -427,6 +462,8 @@ cudaError_t launch_clustered(const StreamParameters& p, const GemmMmaTuning& t, 
 template <class T>
 cudaError_t launch_type(const StreamParameters& p, const GemmMmaTuning& t, const GemmArguments& a) {
     switch (t.token_tiles) {
+        case 2: return launch_clustered<T, 16>(p, t, a);
+        case 3: return launch_clustered<T, 24>(p, t, a);
         case 4: return launch_clustered<T, 32>(p, t, a);
         case 6: return launch_clustered<T, 48>(p, t, a);
         case 8: return launch_clustered<T, 64>(p, t, a);
@@ -439,7 +476,7 @@ cudaError_t launch_type(const StreamParameters& p, const GemmMmaTuning& t, const
 std::size_t gemm_wgmma_stream_workspace(const GemmArguments& a) {
     if (!a.wgmma || a.m > 64 || a.batch_invariant) return 0;
     const std::int64_t sum_bytes = (a.m + 7) / 8 * fragment_bytes;
-    const std::int64_t tokens = a.m <= 32 ? 32 : a.m <= 48 ? 48 : 64;
+    const std::int64_t tokens = a.m <= 32 ? (a.m + 7) / 8 * 8 : a.m <= 48 ? 48 : 64;
     const std::int64_t tiles = prepacked::row_tiles(a.n);
     std::int64_t most = 0;
     for (const int ranks : {2, 4, 8}) {

@@ -257,7 +257,7 @@ __global__ void __launch_bounds__(Threads, BlocksPerSm) gemv_kernel(const __grid
     }
     __syncthreads();
 #if __CUDA_ARCH__ >= 900
-    if constexpr (Clustered) cluster_arrive();
+    if constexpr (Clustered) cluster_arrive_relaxed();
 #endif
     wait_for_previous_grid();
 

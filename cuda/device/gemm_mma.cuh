@@ -38,17 +38,6 @@ __device__ __forceinline__ void bulk_copy_once(std::uint32_t destination, const 
         "l"(source), "r"(bytes), "r"(barrier), "l"(policy)
         : "memory");
 }
-// Orders nothing but execution: a release here would be a fence for the whole GPU.
-__device__ __forceinline__ void cluster_arrive_relaxed() {
-    asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
-}
-__device__ __forceinline__ void store_async_128(std::uint32_t remote, const float (&v)[4], std::uint32_t barrier) {
-    asm volatile(
-        "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(remote),
-        "r"(__float_as_uint(v[0])), "r"(__float_as_uint(v[1])), "r"(__float_as_uint(v[2])), "r"(__float_as_uint(v[3])),
-        "r"(barrier)
-        : "memory");
-}
 #endif
 
 // Where part `i` begins when things are dealt out to parts of `each`, the first `extra` of which take one more.

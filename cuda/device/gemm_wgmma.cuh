@@ -12,6 +12,9 @@
 // the order of K. It is the last thing a block does, and it waits for blocks of a lower index alone, which the hardware
 // starts first.
 //
+// Tiles of 256 tokens: two blocks of a cluster have rows one after the other and bring each other half of x, so half as
+// much of it leaves the L2 cache. (Where power binds, that is worth 2 to 4 %.)
+//
 // Few tiles: a cluster of blocks shares a tile, each with its part of K. At the end every block owns a part of the tile
 // and receives the others' sums of it in shared memory; they are added in the order of the blocks.
 //
@@ -44,8 +47,15 @@ constexpr int arrivals_a_warp = 32;
 #else
 constexpr int arrivals_a_warp = 1;
 #endif
-constexpr int staging_tokens = 16;  // of a warp's share of y, on its way from fragments to rows
-constexpr int staging_bytes = 2 * staging_tokens * unit_rows * 2;
+// y on its way from fragments to rows, in two buffers. A warp has its 16 rows and 16 tokens to itself; of large tiles a
+// warpgroup stores 64 rows of 32 tokens together: whole lines of 128 bytes.
+__host__ __device__ constexpr bool stores_lines(int tokens, bool clustered) { return tokens >= 128 && !clustered; }
+__host__ __device__ constexpr int staging_tokens(int tokens, bool clustered) {
+    return stores_lines(tokens, clustered) ? 32 : 16;
+}
+__host__ __device__ constexpr int staging_bytes_of(int tokens, bool clustered) {
+    return 2 * staging_tokens(tokens, clustered) * unit_rows * 2;
+}
 constexpr int chunk_bytes = 512;  // what a block sends at once: a warp's 16 rows x 8 tokens in fp32
 
 struct WgmmaParameters {
@@ -87,6 +97,11 @@ __device__ __forceinline__ Tile tile_at(const WgmmaParameters& p, int i) {
 
 __device__ __forceinline__ int uniform(std::uint32_t v) { return __shfl_sync(0xFFFFFFFFu, static_cast<int>(v), 0); }
 
+// Of `chunks` that `splits` blocks share out evenly, the first that is `rank`'s.
+__device__ __forceinline__ int first_owned(int rank, int splits, int chunks) {
+    return (rank * chunks + splits - 1) / splits;
+}
+
 // A tile and a range of its K, in units.
 struct Piece {
     int tile;
@@ -114,7 +129,8 @@ __device__ __forceinline__ SharedRange shared_range(const WgmmaParameters& p, in
             static_cast<int>(end % p.k_units)};
 }
 // The block's i-th piece: what another block finishes first, what needs other blocks last. False after the last one.
-__device__ __forceinline__ bool piece_at(const WgmmaParameters& p, const SharedRange& r, int i, Piece& piece) {
+__device__ __forceinline__ bool piece_at(const WgmmaParameters& p, const SharedRange& r, int worker, int workers, int i,
+                                         Piece& piece) {
     if (r.last_k != 0) {
         if (i == 0) {
             piece = {p.shared_first + r.last_tile, r.first_tile == r.last_tile ? r.first_k : 0, r.last_k};
@@ -123,7 +139,7 @@ __device__ __forceinline__ bool piece_at(const WgmmaParameters& p, const SharedR
         --i;
     }
     if (i < p.full_tiles) {
-        piece = {i * static_cast<int>(gridDim.x) + static_cast<int>(blockIdx.x), 0, p.k_units};
+        piece = {i * workers + worker, 0, p.k_units};
         return true;
     }
     i -= p.full_tiles;
@@ -151,7 +167,8 @@ constexpr int threads_of(int tokens, int groups) {
     return groups * 128 + (registers_of(tokens).producer > 0 ? 128 : 32);
 }
 
-template <class T, int Tokens, int Groups, int StageUnits, int Sets, int Slices, int MinBlocks, bool Clustered>
+template <class T, int Tokens, int Groups, int StageUnits, int Sets, int Slices, int MinBlocks, bool Clustered,
+          bool Paired>
 __global__ void __launch_bounds__(threads_of(Tokens, Groups), MinBlocks)
     gemm_kernel(const __grid_constant__ CUtensorMap x_map, const __grid_constant__ WgmmaParameters p) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
@@ -161,6 +178,8 @@ __global__ void __launch_bounds__(threads_of(Tokens, Groups), MinBlocks)
     constexpr int x_stage_bytes = StageUnits * x_unit_bytes;
     constexpr int weight_stage_bytes = warps * StageUnits * unit_bytes;
     constexpr int columns = Tokens / 8;  // of D: 8 tokens
+    constexpr bool lines = stores_lines(Tokens, Clustered);
+    constexpr int staging_bytes = staging_bytes_of(Tokens, Clustered);
     static_assert(StageUnits * 4 % (Sets * Slices) == 0 && 4 % Slices == 0);
 
     const int lane = threadIdx.x % 32;
@@ -172,11 +191,20 @@ __global__ void __launch_bounds__(threads_of(Tokens, Groups), MinBlocks)
     const std::uint32_t empty = full + p.stages * 8;
 
     launch_dependents();
+    static_assert(!(Clustered && Paired));
     const int splits = Clustered ? p.splits : 1;
-    const int rank = Clustered ? static_cast<int>(blockIdx.x) % splits : 0;
+    const int rank = static_cast<int>(blockIdx.x) % (Paired ? 2 : splits);
+    // Who takes tiles: a block, or two of a cluster with the rows of one after those of the other, which bring each
+    // other half of x.
+    constexpr int team = Paired ? 2 : 1;
+    const int worker = static_cast<int>(blockIdx.x) / team;
+    const int workers = static_cast<int>(gridDim.x) / team;
+    const auto rows_at = [&](const Tile& tile) { return tile.row_block * team + (Paired ? rank : 0); };
     // Where the pieces begin is worked out once, and kept in shared memory.
     const std::uint32_t range_address = empty + p.stages * 8;
-    // The other blocks' sums of a cluster: a place of their own, or, where that is too much, the ring's.
+    // In a cluster: the barrier of the other blocks' sums, and these, in a place of their own or, where that is too
+    // much, the ring's.
+    const std::uint32_t sums = range_address;
     constexpr bool parts_in_ring = Tokens > 64;
     [[maybe_unused]] const std::uint32_t parts = parts_in_ring ? x_ring : range_address + 16;
     const auto piece = [&](int i, Piece& out) {
@@ -186,7 +214,7 @@ __global__ void __launch_bounds__(threads_of(Tokens, Groups), MinBlocks)
         } else {
             const uint4 r = load_shared_128(range_address);
             // The shuffles tell the compiler that a warp agrees: what follows from it stays in uniform registers.
-            return piece_at(p, {uniform(r.x), uniform(r.y), uniform(r.z), uniform(r.w)}, i, out);
+            return piece_at(p, {uniform(r.x), uniform(r.y), uniform(r.z), uniform(r.w)}, worker, workers, i, out);
         }
     };
 
@@ -194,11 +222,16 @@ __global__ void __launch_bounds__(threads_of(Tokens, Groups), MinBlocks)
         prefetch_tensor_map(&x_map);
         for (int s = 0; s < p.stages; ++s) {
             mbarrier_init(full + s * 8, 1);
-            mbarrier_init(empty + s * 8, warps * arrivals_a_warp);
+            mbarrier_init(empty + s * 8, warps * arrivals_a_warp * team);
         }
+        if constexpr (Clustered) mbarrier_init(sums, 1);
         fence_mbarrier_init();
-        if constexpr (!Clustered) {
-            const SharedRange r = shared_range(p, static_cast<int>(blockIdx.x));
+        if constexpr (Clustered) {
+            constexpr int chunks = columns * warps;
+            mbarrier_expect_bytes(sums, (first_owned(rank + 1, splits, chunks) - first_owned(rank, splits, chunks)) *
+                                            (splits - 1) * chunk_bytes);
+        } else {
+            const SharedRange r = shared_range(p, worker);
             store_shared_128(range_address, make_uint4(r.first_tile, r.first_k, r.last_tile, r.last_k));
         }
     }
@@ -211,7 +244,7 @@ __global__ void __launch_bounds__(threads_of(Tokens, Groups), MinBlocks)
         fence_async_proxy();
     }
     __syncthreads();
-    if constexpr (Clustered) cluster_arrive();
+    if constexpr (Clustered || Paired) cluster_arrive_relaxed();
 
     constexpr Registers registers = registers_of(Tokens);
     if (warp >= warps) {
@@ -219,7 +252,7 @@ __global__ void __launch_bounds__(threads_of(Tokens, Groups), MinBlocks)
         if (warp > warps) return;
         // The weight is the layer's own and finished long ago: its reads need not wait for the previous kernel.
         const auto request_weight = [&](int row_block, int k, int units, int stage) {
-            const int tiles_here = min(warps, p.row_tiles - row_block * warps);
+            const int tiles_here = max(0, min(warps, p.row_tiles - row_block * warps));
             const int bytes = units * unit_bytes;
             const int x_bytes = units * p.block_tokens * unit_k * 2;
             if (lane == 0) mbarrier_expect_bytes(full + stage * 8, x_bytes + tiles_here * bytes);
@@ -234,9 +267,16 @@ __global__ void __launch_bounds__(threads_of(Tokens, Groups), MinBlocks)
             if (lane == 0)
 #pragma unroll
                 for (int u = 0; u < StageUnits; ++u)
-                    if (u < units)
-                        tensor_copy(x_ring + stage * x_stage_bytes + u * x_unit_bytes, &x_map, (k + u) * unit_k,
-                                    token_block * p.block_tokens, full + stage * 8);
+                    if (u < units) {
+                        const std::uint32_t to = x_ring + stage * x_stage_bytes + u * x_unit_bytes;
+                        if constexpr (Paired) {
+                            const int half = p.block_tokens / 2;
+                            tensor_copy_to_both(to + rank * half * unit_k * 2, &x_map, (k + u) * unit_k,
+                                                token_block * p.block_tokens + rank * half, full + stage * 8);
+                        } else {
+                            tensor_copy(to, &x_map, (k + u) * unit_k, token_block * p.block_tokens, full + stage * 8);
+                        }
+                    }
         };
         Piece at;
         bool more = piece(0, at);
@@ -246,9 +286,10 @@ __global__ void __launch_bounds__(threads_of(Tokens, Groups), MinBlocks)
             early = min(p.stages, (at.k_end - at.k_begin + StageUnits - 1) / StageUnits);
             for (int s = 0; s < early; ++s) {
                 const int k = at.k_begin + s * StageUnits;
-                request_weight(tile.row_block, k, min(StageUnits, at.k_end - k), s);
+                request_weight(rows_at(tile), k, min(StageUnits, at.k_end - k), s);
             }
             wait_for_previous_grid();
+            if constexpr (Paired) cluster_wait();  // the other block's barriers are ready
             for (int s = 0; s < early; ++s) {
                 const int k = at.k_begin + s * StageUnits;
                 request_x(tile.token_block, k, min(StageUnits, at.k_end - k), s);
@@ -261,7 +302,7 @@ __global__ void __launch_bounds__(threads_of(Tokens, Groups), MinBlocks)
             for (int k = at.k_begin + (i == 0 ? early * StageUnits : 0); k < at.k_end; k += StageUnits) {
                 const int units = min(StageUnits, at.k_end - k);
                 mbarrier_wait(empty + stage * 8, phase);
-                request_weight(tile.row_block, k, units, stage);
+                request_weight(rows_at(tile), k, units, stage);
                 request_x(tile.token_block, k, units, stage);
                 if (++stage == p.stages) {
                     stage = 0;
@@ -272,6 +313,17 @@ __global__ void __launch_bounds__(threads_of(Tokens, Groups), MinBlocks)
     } else {
         if constexpr (registers.producer > 0) claim_registers<registers.consumer>();
         wait_for_previous_grid();
+        if constexpr (Paired) cluster_wait();
+        // A stage has been read: both blocks of a pair fill both blocks' stages.
+        const auto release = [&](int stage_read) {
+            if constexpr (Paired && arrivals_a_warp == 1) {
+                if (lane < 2) mbarrier_arrive_in_cluster(address_in_block(empty + stage_read * 8, lane));
+            } else if constexpr (Paired) {
+                for (int r = 0; r < 2; ++r) mbarrier_arrive_in_cluster(address_in_block(empty + stage_read * 8, r));
+            } else {
+                if (lane < arrivals_a_warp) mbarrier_arrive(empty + stage_read * 8);
+            }
+        };
         const int g = lane / 4;
         const int t = lane % 4;
         const std::uint32_t own_units = weight_ring + warp * StageUnits * unit_bytes;
@@ -301,7 +353,7 @@ __global__ void __launch_bounds__(threads_of(Tokens, Groups), MinBlocks)
             };
             constexpr bool early_scales = Tokens <= 64;  // where registers allow
             if constexpr (early_scales)
-                load_scales(static_cast<std::int64_t>(tile_at(p, at.tile).row_block * warps + warp) * unit_rows);
+                load_scales(static_cast<std::int64_t>(rows_at(tile_at(p, at.tile)) * warps + warp) * unit_rows);
 
             float acc[Tokens / 2];
 #pragma unroll
@@ -325,7 +377,7 @@ __global__ void __launch_bounds__(threads_of(Tokens, Groups), MinBlocks)
             };
             // A unit's 64 K, whose words are loaded. Once its first groups are on their way, `next` loads the following
             // ones.
-            const auto multiply_unit = [&](std::uint32_t unit, std::uint64_t operand, int first_set, bool release,
+            const auto multiply_unit = [&](std::uint32_t unit, std::uint64_t operand, int first_set, bool stage_done,
                                            const auto& next) {
                 std::uint32_t scale_pairs[2];
                 const std::uint32_t unit_words[4] = {words[0], words[1], words[2], words[3]};
@@ -335,8 +387,7 @@ __global__ void __launch_bounds__(threads_of(Tokens, Groups), MinBlocks)
                     std::uint32_t (&set)[Slices][4] = fragments[(first_set + s / Slices) % Sets];
                     wgmma_wait<Sets - 1>();
                     // All of the stage before has been multiplied.
-                    if (s / Slices == Sets - 1 && release && lane < arrivals_a_warp)
-                        mbarrier_arrive(empty + previous * 8);
+                    if (s / Slices == Sets - 1 && stage_done) release(previous);
 #pragma unroll
                     for (int j = s; j < s + Slices; ++j) {
                         std::uint32_t (&a)[4] = set[j - s];
@@ -398,14 +449,15 @@ __global__ void __launch_bounds__(threads_of(Tokens, Groups), MinBlocks)
                 next_stage();
             }
             wgmma_wait<0>();
-            if (at.k_end > at.k_begin && lane < arrivals_a_warp) mbarrier_arrive(empty + previous * 8);
+            if (at.k_end > at.k_begin) release(previous);
 
             if constexpr (!Clustered) {
-                const auto place = [&](int block) {
-                    return p.partials + (static_cast<std::int64_t>(block) * warps + warp) * columns * 32 + lane;
+                const auto place = [&](int other) {
+                    return p.partials + (static_cast<std::int64_t>(other * team + rank) * warps + warp) * columns * 32 +
+                           lane;
                 };
                 if (at.k_end < p.k_units) {  // the tile is another block's
-                    float4* const out = place(static_cast<int>(blockIdx.x));
+                    float4* const out = place(worker);
 #pragma unroll
                     for (int c = 0; c < columns; ++c)
                         __stcg(out + c * 32, make_float4(acc[4 * c], acc[4 * c + 1], acc[4 * c + 2], acc[4 * c + 3]));
@@ -415,12 +467,13 @@ __global__ void __launch_bounds__(threads_of(Tokens, Groups), MinBlocks)
                 if (owed) publish();
                 if (at.k_begin > 0) {
                     const std::int64_t tile_begin = static_cast<std::int64_t>(at.tile - p.shared_first) * p.k_units;
-                    const int self = static_cast<int>(blockIdx.x);
+                    const int self = worker;
                     int first = self - 1;
                     while (shared_begin(p, first) > tile_begin) --first;
                     // The whole warp asks together: a divergent loop would cost the main loop its uniform registers.
                     for (int block = first; block < self; block += 32) {
-                        std::uint32_t* const flag = p.flags + min(block + lane, self - 1) * warps + warp;
+                        std::uint32_t* const flag =
+                            p.flags + (min(block + lane, self - 1) * team + rank) * warps + warp;
                         while (!__all_sync(0xFFFFFFFFu, load_acquire(flag) != 0)) {
                         }
                         *flag = 0;  // as the next launch expects it
@@ -451,7 +504,7 @@ __global__ void __launch_bounds__(threads_of(Tokens, Groups), MinBlocks)
                 const int most = (chunks + splits - 1) / splits;  // that a block owns
                 cluster_wait();                                   // every block has started
                 if constexpr (parts_in_ring) {
-                    cluster_arrive();
+                    cluster_arrive_relaxed();
                     cluster_wait();  // no block reads its ring any more
                 }
 #pragma unroll
@@ -460,17 +513,17 @@ __global__ void __launch_bounds__(threads_of(Tokens, Groups), MinBlocks)
                     const int owner = chunk * splits / chunks;
                     if (owner != rank) {
                         const int slot = rank < owner ? rank : rank - 1;
-                        const int place = slot * most + chunk - (owner * chunks + splits - 1) / splits;
-                        store_remote_128(address_in_block(parts + place * chunk_bytes + lane * 16, owner),
-                                         make_float4(acc[4 * c], acc[4 * c + 1], acc[4 * c + 2], acc[4 * c + 3]));
+                        const int place = slot * most + chunk - first_owned(owner, splits, chunks);
+                        const float four[4] = {acc[4 * c], acc[4 * c + 1], acc[4 * c + 2], acc[4 * c + 3]};
+                        store_async_128(address_in_block(parts + place * chunk_bytes + lane * 16, owner), four,
+                                        address_in_block(sums, owner));
                     }
                 }
-                cluster_arrive();
-                cluster_wait();
+                mbarrier_wait(sums, 0);
 #pragma unroll
                 for (int c = 0; c < columns; ++c) {
                     if (!owned(c)) continue;
-                    const int place = c * warps + warp - (rank * chunks + splits - 1) / splits;
+                    const int place = c * warps + warp - first_owned(rank, splits, chunks);
                     float sum[4] = {};
                     for (int s = 0; s < splits; ++s) {
                         if (s == rank) {
@@ -491,9 +544,10 @@ __global__ void __launch_bounds__(threads_of(Tokens, Groups), MinBlocks)
             }
 
             const Tile tile = tile_at(p, uniform(at.tile));  // worked out here: not kept in registers across the loop
-            const int row_tile = tile.row_block * warps + warp;
+            const int row_tile = rows_at(tile) * warps + warp;
             const std::int64_t first_row = static_cast<std::int64_t>(row_tile) * unit_rows;
-            if (row_tile >= p.row_tiles) continue;
+            const bool exists = row_tile < p.row_tiles;
+            if (!lines && !exists) continue;
             if constexpr (!early_scales) load_scales(first_row);
             // Bit c: column c's even or odd token of this lane holds a sum for repair.
             std::uint32_t marks[2] = {0, 0};
@@ -503,64 +557,105 @@ __global__ void __launch_bounds__(threads_of(Tokens, Groups), MinBlocks)
             const float not_finite =
                 not_finite_parts[0] + not_finite_parts[1] + not_finite_parts[2] + not_finite_parts[3];
             const bool bad_scale2 = scale2_out_of_range(scale2[0]) || scale2_out_of_range(scale2[1]);
-            const bool repair = __any_sync(
-                0xFFFFFFFFu, bad_scale2 || p.smallest > 0.0f || (T::weight_exponent == -7 && not_finite != 0.0f));
+            const bool repair = exists && __any_sync(0xFFFFFFFFu, bad_scale2 || p.smallest > 0.0f ||
+                                                                      (T::weight_exponent == -7 && not_finite != 0.0f));
             const bool all = repair && __any_sync(0xFFFFFFFFu, bad_scale2);
             const float factor[2] = {scale2[0] * static_cast<float>(1 << -T::weight_exponent),
                                      scale2[1] * static_cast<float>(1 << -T::weight_exponent)};
             const std::int64_t first_token = static_cast<std::int64_t>(tile.token_block) * p.block_tokens;
             const int tokens_here = static_cast<int>(min(p.m - first_token, std::int64_t{p.block_tokens}));
-            const int tokens_left = tokens_here - lane / 2;
-            const std::int64_t row = first_row + lane % 2 * 8;
-            std::uint16_t* out = p.y + (first_token + lane / 2) * p.source.n + row;
-            // 16 tokens at a time in each of the two buffers, from fragments to rows of 16 outputs.
-            const auto place = [&](int buffer, int token, int half) {
-                return own_staging + buffer * (staging_bytes / 2) + token * 32 + (half ^ (token >> 2 & 1)) * 16;
-            };
-            constexpr int pairs = columns >= 4 ? 2 : 1;
-            static_assert(columns % (2 * pairs) == 0);
+            // The outputs of 16 tokens from column c on, rounded, to the staging area.
+            const auto stage_outputs = [&](int c, std::uint32_t address) {
+                if (repair) {
 #pragma unroll
-            for (int first_column = 0; first_column < columns; first_column += 2 * pairs) {
-                if (first_column > 0) __syncwarp();  // the buffers have been read
-#pragma unroll
-                for (int buffer = 0; buffer < pairs; ++buffer) {
-                    const int c = first_column + 2 * buffer;
-                    if (Clustered && !owned(c) && !owned(c + 1)) continue;
-                    if (repair) {
-#pragma unroll
-                        for (int v = 0; v < 8; ++v)
-                            if (all || (first_row + g + 8 * (v / 2 % 2) < p.source.n &&
-                                        suspicious<T>(acc[4 * c + v], p.smallest)))
-                                marks[v % 2] |= 1u << (c + v / 4);
-                    }
-                    std::uint32_t packed[4];
-#pragma unroll
-                    for (int q = 0; q < 4; ++q) {
-                        const int v = 4 * (c + q / 2) + 2 * (q % 2);
-                        packed[q] = pack(T{}, fmaf(acc[v], factor[q % 2], bias[q % 2]),
-                                         fmaf(acc[v + 1], factor[q % 2], bias[q % 2]));
-                    }
-                    store_matrix_x4_transposed(place(buffer, lane / 16 * 8 + lane % 8, lane / 8 % 2), packed[0],
-                                               packed[1], packed[2], packed[3]);
+                    for (int v = 0; v < 8; ++v)
+                        if (all ||
+                            (first_row + g + 8 * (v / 2 % 2) < p.source.n && suspicious<T>(acc[4 * c + v], p.smallest)))
+                            marks[v % 2] |= 1u << (c + v / 4);
                 }
-                __syncwarp();
+                std::uint32_t packed[4];
 #pragma unroll
-                for (int buffer = 0; buffer < pairs; ++buffer) {
-                    const int c = first_column + 2 * buffer;
-                    if (c > 0) {
-                        out += 16 * p.source.n;
-                        asm volatile("" : "+l"(out));  // one pointer, not one a column
+                for (int q = 0; q < 4; ++q) {
+                    const int v = 4 * (c + q / 2) + 2 * (q % 2);
+                    packed[q] = pack(T{}, fmaf(acc[v], factor[q % 2], bias[q % 2]),
+                                     fmaf(acc[v + 1], factor[q % 2], bias[q % 2]));
+                }
+                store_matrix_x4_transposed(address, packed[0], packed[1], packed[2], packed[3]);
+            };
+            const auto store_eight = [&](std::uint16_t* out, std::int64_t row, std::uint32_t address) {
+                const uint4 eight = load_shared_128(address);
+                if (p.vector_stores) {
+                    *reinterpret_cast<uint4*>(out) = eight;
+                } else {
+                    const std::uint32_t pairs_of_y[4] = {eight.x, eight.y, eight.z, eight.w};
+                    const int count = static_cast<int>(min(std::int64_t{8}, p.source.n - row));
+#pragma unroll
+                    for (int r = 0; r < 8; ++r)
+                        if (r < count) out[r] = static_cast<std::uint16_t>(pairs_of_y[r / 2] >> r % 2 * 16);
+                }
+            };
+            if constexpr (lines) {
+                const int group = warp / group_warps;
+                const int thread = static_cast<int>(threadIdx.x) % (group_warps * 32);
+                // Swizzled: neither the matrices' rows nor a line's pieces meet in a bank.
+                const auto place = [&](int buffer, int token, int piece) {
+                    return staging + (2 * group + buffer) * (group_warps * staging_bytes / 2) + token * 128 +
+                           (piece ^ (token & 7)) * 16;
+                };
+                const std::int64_t row =
+                    (static_cast<std::int64_t>(rows_at(tile)) * warps + group * group_warps) * unit_rows +
+                    thread % 8 * 8;
+                std::uint16_t* out = p.y + (first_token + thread / 8) * p.source.n + row;
+                barrier_sync(1 + group, group_warps * 32);  // the buffers of the tile before have been read
+#pragma unroll
+                for (int chunk = 0; chunk < columns / 4; ++chunk) {
+                    if (chunk * 32 < tokens_here) {
+#pragma unroll
+                        for (int half = 0; half < 2; ++half)
+                            stage_outputs(4 * chunk + 2 * half, place(chunk % 2, half * 16 + lane / 16 * 8 + lane % 8,
+                                                                      warp % group_warps * 2 + lane / 8 % 2));
+                        barrier_sync(1 + group, group_warps * 32);
+#pragma unroll
+                        for (int half = 0; half < 2; ++half) {
+                            const int token = thread / 8 + 16 * half;
+                            if (chunk + half > 0) {
+                                out += 16 * p.source.n;
+                                asm volatile("" : "+l"(out));  // one pointer, not one a column
+                            }
+                            if (chunk * 32 + token < tokens_here && row < p.source.n)
+                                store_eight(out, row, place(chunk % 2, token, thread % 8));
+                        }
                     }
-                    if (c * 8 >= tokens_left || row >= p.source.n || !owned(c + lane / 16)) continue;
-                    const uint4 eight = load_shared_128(place(buffer, lane / 2, lane % 2));
-                    if (p.vector_stores) {
-                        *reinterpret_cast<uint4*>(out) = eight;
-                    } else {
-                        const std::uint32_t pairs_of_y[4] = {eight.x, eight.y, eight.z, eight.w};
-                        const int count = static_cast<int>(min(std::int64_t{8}, p.source.n - row));
+                }
+            } else {
+                const int tokens_left = tokens_here - lane / 2;
+                const std::int64_t row = first_row + lane % 2 * 8;
+                std::uint16_t* out = p.y + (first_token + lane / 2) * p.source.n + row;
+                // 16 tokens at a time in each of the two buffers.
+                const auto place = [&](int buffer, int token, int half) {
+                    return own_staging + buffer * (staging_bytes / 2) + token * 32 + (half ^ (token >> 2 & 1)) * 16;
+                };
+                constexpr int pairs = columns >= 4 ? 2 : 1;
+                static_assert(columns % (2 * pairs) == 0);
 #pragma unroll
-                        for (int r = 0; r < 8; ++r)
-                            if (r < count) out[r] = static_cast<std::uint16_t>(pairs_of_y[r / 2] >> r % 2 * 16);
+                for (int first_column = 0; first_column < columns; first_column += 2 * pairs) {
+                    if (first_column > 0) __syncwarp();  // the buffers have been read
+#pragma unroll
+                    for (int buffer = 0; buffer < pairs; ++buffer) {
+                        const int c = first_column + 2 * buffer;
+                        if (Clustered && !owned(c) && !owned(c + 1)) continue;
+                        stage_outputs(c, place(buffer, lane / 16 * 8 + lane % 8, lane / 8 % 2));
+                    }
+                    __syncwarp();
+#pragma unroll
+                    for (int buffer = 0; buffer < pairs; ++buffer) {
+                        const int c = first_column + 2 * buffer;
+                        if (c > 0) {
+                            out += 16 * p.source.n;
+                            asm volatile("" : "+l"(out));  // one pointer, not one a column
+                        }
+                        if (c * 8 >= tokens_left || row >= p.source.n || !owned(c + lane / 16)) continue;
+                        store_eight(out, row, place(buffer, lane / 2, lane % 2));
                     }
                 }
             }
@@ -581,6 +676,10 @@ __global__ void __launch_bounds__(threads_of(Tokens, Groups), MinBlocks)
         }
         if constexpr (!Clustered)
             if (owed) publish();
+    }
+    if constexpr (Paired) {  // the other block still arrives at this one's barriers
+        cluster_arrive_relaxed();
+        cluster_wait();
     }
 #endif
 }

@@ -71,6 +71,10 @@ __device__ __forceinline__ void mbarrier_expect_bytes(std::uint32_t barrier, std
                  "r"(bytes)
                  : "memory");
 }
+// [bar.sync] `threads` threads of the block meet.
+__device__ __forceinline__ void barrier_sync(int barrier, int threads) {
+    asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+}
 // [barrier.cluster, mapa, st.async] A cluster's blocks meet once at the start; after that, values and their arrival
 // travel together.
 __device__ __forceinline__ std::uint32_t cluster_rank() {
@@ -78,8 +82,9 @@ __device__ __forceinline__ std::uint32_t cluster_rank() {
     asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
     return rank;
 }
-__device__ __forceinline__ void cluster_arrive() {
-    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+// Orders nothing but execution: a release here would be a fence for the whole GPU.
+__device__ __forceinline__ void cluster_arrive_relaxed() {
+    asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 }
 __device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 __device__ __forceinline__ std::uint32_t address_in_block(std::uint32_t address, std::uint32_t rank) {
@@ -91,6 +96,12 @@ __device__ __forceinline__ void store_async(std::uint32_t remote, float value, s
     asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(remote),
                  "r"(__float_as_uint(value)), "r"(remote_barrier)
                  : "memory");
+}
+__device__ __forceinline__ void store_async_128(std::uint32_t remote, const float (&v)[4], std::uint32_t barrier) {
+    asm volatile(
+        "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(remote),
+        "f"(v[0]), "f"(v[1]), "f"(v[2]), "f"(v[3]), "r"(barrier)
+        : "memory");
 }
 // [cp.async.bulk] global to shared; source, destination and size are multiples of 16.
 __device__ __forceinline__ void bulk_copy(std::uint32_t destination, const void* source, std::uint32_t bytes,

@@ -37,6 +37,7 @@ __device__ __forceinline__ void wgmma_wait() {
 // D[64 x Tokens] += A[64 x 16] B[16 x Tokens]. D: lane (g, t) of warp w has rows 16 w + g and 8 more, and of every 8
 // tokens 2 t and 2 t + 1.
 #define FP4LINEAR_D8 "%0, %1, %2, %3, %4, %5, %6, %7"
+#define FP4LINEAR_D12 FP4LINEAR_D8 ", %8, %9, %10, %11"
 #define FP4LINEAR_D16 FP4LINEAR_D8 ", %8, %9, %10, %11, %12, %13, %14, %15"
 #define FP4LINEAR_D24 FP4LINEAR_D16 ", %16, %17, %18, %19, %20, %21, %22, %23"
 #define FP4LINEAR_D32 FP4LINEAR_D24 ", %24, %25, %26, %27, %28, %29, %30, %31"
@@ -57,6 +58,7 @@ __device__ __forceinline__ void wgmma_wait() {
     ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110"     \
     ", %111, %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125" \
     ", %126, %127"
+#define FP4LINEAR_F4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
 #define FP4LINEAR_F8(i)                                                                                         \
     "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), \
         "+f"(d[i + 7])
@@ -72,6 +74,8 @@ __device__ __forceinline__ void wgmma_wait() {
 #define FP4LINEAR_WGMMA_TOKENS(type)                                                                         \
     if constexpr (Tokens == 16)                                                                              \
         FP4LINEAR_WGMMA(16, type, FP4LINEAR_D8, 8, 9, 10, 11, 12, FP4LINEAR_F8(0));                          \
+    else if constexpr (Tokens == 24)                                                                         \
+        FP4LINEAR_WGMMA(24, type, FP4LINEAR_D12, 12, 13, 14, 15, 16, FP4LINEAR_F8(0), FP4LINEAR_F4(8));      \
     else if constexpr (Tokens == 32)                                                                         \
         FP4LINEAR_WGMMA(32, type, FP4LINEAR_D16, 16, 17, 18, 19, 20, FP4LINEAR_F16(0));                      \
     else if constexpr (Tokens == 48)                                                                         \
@@ -118,6 +122,19 @@ __device__ __forceinline__ void tensor_copy(std::uint32_t destination, const voi
         "l"(map), "r"(c0), "r"(c1), "r"(barrier)
         : "memory");
 }
+// The same to both blocks of a cluster: to the same place, announced to the barrier at the same place.
+__device__ __forceinline__ void tensor_copy_to_both(std::uint32_t destination, const void* map, int c0, int c1,
+                                                    std::uint32_t barrier) {
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, "
+        "{%2, %3}], [%4], %5;" ::"r"(destination),
+        "l"(map), "r"(c0), "r"(c1), "r"(barrier), "h"(static_cast<std::uint16_t>(3))
+        : "memory");
+}
+// [mbarrier.arrive] At a barrier of any block of the cluster.
+__device__ __forceinline__ void mbarrier_arrive_in_cluster(std::uint32_t barrier) {
+    asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
 __device__ __forceinline__ void prefetch_tensor_map(const void* map) {
     asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
@@ -126,11 +143,6 @@ __device__ __forceinline__ void store_matrix_x4_transposed(std::uint32_t address
                                                            std::uint32_t v2, std::uint32_t v3) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(v0),
                  "r"(v1), "r"(v2), "r"(v3)
-                 : "memory");
-}
-__device__ __forceinline__ void store_remote_128(std::uint32_t remote, float4 v) {
-    asm volatile("st.shared::cluster.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(remote), "f"(v.x), "f"(v.y), "f"(v.z),
-                 "f"(v.w)
                  : "memory");
 }
 #endif

@@ -44,8 +44,10 @@ KERNELS = (
     Kernel("gemm_mma_stream.cu", "stream_kernel", (FUSED,), r"13stream_kernelI\w+ELb1EEE", "clusters"),
     Kernel("gemm_wgmma_stream.cu", "wgmma_stream_kernel", (FUSED,), r"19wgmma_stream_kernelI\w+ELb0EEE", "wgmma"),
     Kernel("gemm_wgmma_stream.cu", "wgmma_stream_kernel", (FUSED,), r"19wgmma_stream_kernelI\w+ELb1EEE", "wgmma"),
-    Kernel("device/gemm_wgmma.cuh", "gemm_kernel", (FUSED,), r"10gemm_wgmma11gemm_kernelI\w+ELb0EEE", "wgmma"),
-    Kernel("device/gemm_wgmma.cuh", "gemm_kernel", (FUSED,), r"10gemm_wgmma11gemm_kernelI\w+ELb1EEE", "wgmma"),
+    # A block a tile, a cluster of blocks along K, or two blocks that share x.
+    Kernel("device/gemm_wgmma.cuh", "gemm_kernel", (FUSED,), r"10gemm_wgmma11gemm_kernelI\w+ELb0ELb0EEE", "wgmma"),
+    Kernel("device/gemm_wgmma.cuh", "gemm_kernel", (FUSED,), r"10gemm_wgmma11gemm_kernelI\w+ELb1ELb0EEE", "wgmma"),
+    Kernel("device/gemm_wgmma.cuh", "gemm_kernel", (FUSED,), r"10gemm_wgmma11gemm_kernelI\w+ELb0ELb1EEE", "wgmma"),
     # Where there is wgmma no call comes here: `gpu_check.sh --sanitizer` runs the part with a wheel of older PTX too.
     Kernel("gemm_mma.cu", "general_kernel", (FUSED,), mangled("general_kernel"), "no wgmma"),
     Kernel("gemm_mma.cu", "reduce_kernel", (FUSED,), mangled("reduce_kernel"), "no wgmma"),

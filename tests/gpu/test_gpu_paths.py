@@ -117,6 +117,24 @@ def test_more_tiles_than_blocks(dtype: str, m: int, n: int, k: int) -> None:
     assert_within_contract(forward(layer, x, path), expected_on_device(case, x))
 
 
+@pytest.mark.parametrize(
+    ("n", "k", "m"),
+    [
+        (3979, 192, 1000), (3979, 192, 1300), (3979, 1280, 2100), (6200, 4096, 512), (2113, 4096, 333),
+        (385, 2048, 1025), (513, 1024, 129), (4111, 320, 4100), (1000, 14_400, 50), (500, 2048, 100),
+    ],
+)  # fmt: skip
+@each_dtype
+def test_large_tiles(dtype: str, n: int, k: int, m: int) -> None:
+    """Tiles of up to 256 tokens: whole, shared along K by blocks or clusters, by pairs of blocks; the bits stay."""
+    case = random_case(n, k, scale2=2.0**-8)
+    layer, x = make_layer(case, FUSED.name), random_x(m, k, dtype)
+    y = forward(layer, x, FUSED.name)
+    assert_within_contract(y, expected_on_device(case, x))
+    for _ in range(3):
+        assert_same_bits(forward(layer, x, FUSED.name), y)
+
+
 # One row has one scale byte and all 256 bytes of codes.
 ALL_CODES = np.tile(np.arange(256, dtype=np.uint8), (256, 1))
 ALL_SCALES = np.repeat(np.arange(256, dtype=np.uint8)[:, None], 512 // 16, axis=1)
