@@ -40,7 +40,7 @@ KERNELS = (
     Kernel("gemv_tensor_core.cu", "gemv_kernel", (STREAMED,), r"11gemv_kernelI\w+ELb0E\w+ELb0EEE"),
     Kernel("gemv_tensor_core.cu", "gemv_kernel", (STREAMED,), r"11gemv_kernelI\w+ELb1E\w+ELb1EEE", "clusters"),
     Kernel("gemv_tensor_core.cu", "gemv_kernel", (STREAMED,), r"11gemv_kernelI\w+ELb0E\w+ELb1EEE", "clusters"),
-    Kernel("gemm_mma_stream.cu", "stream_kernel", (FUSED,), r"13stream_kernelI\w+ELb0EEE"),
+    Kernel("gemm_mma_stream.cu", "stream_kernel", (FUSED,), r"13stream_kernelI\w+ELb0EEE", "no wgmma"),
     Kernel("gemm_mma_stream.cu", "stream_kernel", (FUSED,), r"13stream_kernelI\w+ELb1EEE", "clusters"),
     Kernel("gemm_wgmma_stream.cu", "wgmma_stream_kernel", (FUSED,), r"19wgmma_stream_kernelI\w+ELb0EEE", "wgmma"),
     Kernel("gemm_wgmma_stream.cu", "wgmma_stream_kernel", (FUSED,), r"19wgmma_stream_kernelI\w+ELb1EEE", "wgmma"),

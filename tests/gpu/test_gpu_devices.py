@@ -103,7 +103,8 @@ def test_a_graph_on_the_second_gpu(m: int) -> None:
         layer, eager = layer_on(1), layer_on(1)
         x = torch.zeros((m, 256), dtype=torch.float16, device="cuda:1")
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        # torch keeps one stream for captures, on the GPU of the first: another GPU needs a stream of its own.
+        with torch.cuda.graph(graph, stream=torch.cuda.Stream(1)):
             y = layer.forward(x)
         for seed in range(3):
             x.copy_(torch.from_numpy(reference.x_of(m, 256, seed)))

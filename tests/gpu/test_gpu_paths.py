@@ -125,14 +125,15 @@ def test_more_tiles_than_blocks(dtype: str, m: int, n: int, k: int) -> None:
     ],
 )  # fmt: skip
 @each_dtype
-def test_large_tiles(dtype: str, n: int, k: int, m: int) -> None:
+@pytest.mark.parametrize("path", [FUSED.name])
+def test_large_tiles(path: str, dtype: str, n: int, k: int, m: int) -> None:
     """Tiles of up to 256 tokens: whole, shared along K by blocks or clusters, by pairs of blocks; the bits stay."""
     case = random_case(n, k, scale2=2.0**-8)
-    layer, x = make_layer(case, FUSED.name), random_x(m, k, dtype)
-    y = forward(layer, x, FUSED.name)
+    layer, x = make_layer(case, path), random_x(m, k, dtype)
+    y = forward(layer, x, path)
     assert_within_contract(y, expected_on_device(case, x))
     for _ in range(3):
-        assert_same_bits(forward(layer, x, FUSED.name), y)
+        assert_same_bits(forward(layer, x, path), y)
 
 
 # One row has one scale byte and all 256 bytes of codes.

@@ -45,7 +45,8 @@ class Graph:
         torch.cuda.current_stream().wait_stream(stream)
         torch.cuda.synchronize()
         self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph):
+        # Its own stream: the one that torch keeps for captures is on the GPU of the process's first capture.
+        with torch.cuda.graph(self._graph, stream=stream):
             for call in calls:
                 call()
         self.seconds = min(self._replays(2))
