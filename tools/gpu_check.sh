@@ -74,8 +74,8 @@ fi
 run_tests() {  # NAME ARGUMENTS...
     local name=$1 status last
     shift
-    # A test that hangs tells where it is.
-    "$python" -m pytest -p no:cacheprovider -m "gpu and not build" -o faulthandler_timeout=120 --durations=15 \
+    # A test that hangs tells where it is; many failures are one fault, and what they say is printed at the end.
+    "$python" -m pytest -p no:cacheprovider -m "gpu and not build" -o faulthandler_timeout=120 --durations=15 --maxfail=25 \
         --junitxml="$out/$name.xml" "$@" ${PYTEST_ARGS:-} > "$out/$name.log" 2>&1
     status=$?
     grep -E '^(FAILED|ERROR)' "$out/$name.log" | cut -c1-220 | head -40

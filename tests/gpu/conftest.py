@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import os
+import sys
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -12,6 +14,15 @@ import fp4linear
 
 # JAX takes three quarters of the GPU's memory at its first use otherwise, and the tests share it with torch and CuPy.
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+
+
+@pytest.fixture(autouse=True)
+def _no_capture_left_open() -> Iterator[None]:
+    """A capture that failed can stay open in torch, and then every test behind it fails for no fault of its own."""
+    yield
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
+        pytest.exit("the test before has left torch's stream in a capture", returncode=1)
 
 
 @pytest.fixture(autouse=True)
