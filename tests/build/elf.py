@@ -84,6 +84,13 @@ def stack_bytes(library: Path, architecture: str) -> dict[str, int]:
     return {name: int(stack) for unit in units for name, stack in pattern.findall(unit)}
 
 
+def all_sass(library: Path, architecture: str) -> dict[str, str]:
+    """The machine code of every kernel, by its mangled name."""
+    dump = _run(tool("cuobjdump"), "--dump-sass", "--gpu-architecture", architecture, str(library))
+    parts = re.split(r"^\s*Function : (\S+)\n", dump, flags=re.MULTILINE)
+    return dict(zip(parts[1::2], parts[2::2], strict=True))
+
+
 def sass(library: Path, architecture: str, kernel: str) -> str:
     """The machine code of a kernel, by its mangled name."""
     return _run(

@@ -97,3 +97,17 @@ def test_kernels_use_the_tensor_cores(name: str) -> None:
         kernel = min(each for each in elf.kernels(MODULE, architecture) if name in each)
         found = instruction in elf.sass(MODULE, architecture, kernel)
         assert found == has(architecture), f"{kernel} of {architecture}"
+
+
+def test_wgmma_runs_ahead_of_what_follows_it() -> None:
+    """Every kernel waits for all but the last group somewhere in its loop.
+
+    ptxas serialises all wgmma of a kernel where it sees an accumulator read before its wait (C7514, a mere remark): each
+    is then waited for by itself, and nothing but time shows it.
+    """
+    if "sm_90a" not in architectures():
+        pytest.skip("no sm_90a in this build")
+    codes = {name: code for name, code in elf.all_sass(MODULE, "sm_90a").items() if "HGMMA" in code}
+    assert len(codes) >= 40
+    serialised = [name for name, code in codes.items() if "DEPBAR.LE gsb0, 0x1" not in code]
+    assert not serialised, serialised
