@@ -102,8 +102,8 @@ def test_kernels_use_the_tensor_cores(name: str) -> None:
 def test_wgmma_runs_ahead_of_what_follows_it() -> None:
     """Every kernel waits for all but the last group somewhere in its loop.
 
-    ptxas serialises all wgmma of a kernel where it sees an accumulator read before its wait (C7514, a mere remark): each
-    is then waited for by itself, and nothing but time shows it.
+    ptxas serialises all wgmma of a kernel where it sees an accumulator read before its wait (C7514, a mere remark):
+    each is then waited for by itself, and nothing but time shows it.
     """
     if "sm_90a" not in architectures():
         pytest.skip("no sm_90a in this build")
