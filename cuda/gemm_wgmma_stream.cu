@@ -52,9 +52,6 @@ struct StreamParameters {
 };
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-// What threads have written is visible to wgmma.
-__device__ __forceinline__ void fence_async_proxy() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
-
 // One K step, two slices at a time: one set of fragments is filled while wgmma has the other.
 template <class T, int Tokens>
 __device__ __forceinline__ void multiply_step(float (&acc)[Tokens / 8][4], std::uint32_t (&a)[2][2][4],
