@@ -47,6 +47,8 @@ struct GemmMmaTuning {
 };
 bool gemm_mma_supports(const GemmArguments& arguments);
 std::size_t gemm_mma_workspace(const GemmArguments& arguments);
+// cudaErrorInvalidConfiguration without a tuning: few tokens, for whose x or sums the streaming kernels have no room,
+// on a GPU where gemm_wgmma serves them.
 cudaError_t gemm_mma(const GemmArguments& arguments, const GemmMmaTuning& tuning = {});
 
 // gemm_wgmma.cu: SM90, through wgmma.

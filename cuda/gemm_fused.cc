@@ -49,9 +49,13 @@ GemmArguments arguments(const DeviceWeight& w, const Problem& p, bool batch_inva
     return a;
 }
 
-void run_mma(GemmArguments a) {
+// False: the call is gemm_wgmma's (large N or K, where x or the sums of the streaming kernels find no room).
+bool run_mma(GemmArguments a) {
     a.workspace = workspace(Scratch::mma_partials, gemm_mma_workspace(a), a.stream);
-    FP4LINEAR_CUDA_CHECK(gemm_mma(a));
+    const cudaError_t e = gemm_mma(a);
+    if (e == cudaErrorInvalidConfiguration && gemm_wgmma_supports(a)) return false;
+    FP4LINEAR_CUDA_CHECK(e);
+    return true;
 }
 
 void run_wgmma(GemmArguments a) {
@@ -65,7 +69,9 @@ void gemm_fused(const DeviceWeight& w, const Problem& p, bool batch_invariant, c
     const GemmArguments a = arguments(w, p, batch_invariant, stream);
     switch (choose_gemm(a)) {
         case GemmKernel::small: FP4LINEAR_CUDA_CHECK(gemm_small(a)); return;
-        case GemmKernel::mma: run_mma(a); return;
+        case GemmKernel::mma:
+            if (!run_mma(a)) run_wgmma(a);
+            return;
         case GemmKernel::wgmma: run_wgmma(a); return;
     }
 }
@@ -75,8 +81,7 @@ bool gemv_deep(const DeviceWeight& w, const Problem& p, cudaStream_t stream) {
     constexpr std::int64_t deep_k = 8192;
     const bool wanted =
         w.facts.wgmma && p.m > 1 && p.k > deep_k && prepacked::row_tiles(p.n) >= w.facts.sm_count && is_aligned(p);
-    if (wanted) run_mma(arguments(w, p, false, stream));
-    return wanted;
+    return wanted && run_mma(arguments(w, p, false, stream));
 }
 
 }  // namespace fp4linear::cuda

@@ -424,6 +424,7 @@ cudaError_t gemm_mma(const GemmArguments& a, const GemmMmaTuning& t) {
             const cudaError_t e = gemm_mma_streaming(a, stream);
             if (e != cudaErrorInvalidConfiguration) return e;
         }
+        if (gemm_wgmma_supports(a)) return cudaErrorInvalidConfiguration;  // whose tiles are faster than what follows
     }
     return gemm_mma_general(a, configure_general(a));
 }

@@ -1,5 +1,5 @@
-// gemm_fused for 9 to 48 tokens (and, where it fits, fewer) with mma.m16n8k16: bound by reading and decoding the
-// weight.
+// gemm_fused for up to 32 tokens, where there is wgmma for up to 8, with mma.m16n8k16: bound by reading and decoding
+// the weight.
 //
 // A cluster of blocks owns a range of row tiles, each of its blocks one part of K, whose x (every token) it keeps in
 // shared memory. A block's weight units, in the order (row tiles, K), are one list that is dealt out evenly to its

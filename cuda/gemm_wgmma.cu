@@ -77,8 +77,8 @@ cudaError_t launch(const GemmArguments& a, const Configuration& c) {
     constexpr int team = Paired ? 2 : 1;
     p.row_blocks = (p.row_tiles + warps * team - 1) / (warps * team);
     p.token_blocks = static_cast<int>((a.m + Tokens - 1) / Tokens);
-    const std::int64_t even = (a.m + p.token_blocks - 1) / p.token_blocks;
-    p.block_tokens = static_cast<int>((even + 8 * team - 1) / (8 * team) * (8 * team));
+    const std::int64_t most_tokens = (a.m + p.token_blocks - 1) / p.token_blocks;
+    p.block_tokens = static_cast<int>((most_tokens + 8 * team - 1) / (8 * team) * (8 * team));
     p.raster = c.raster > 0 ? std::min(c.raster, p.token_blocks) : p.token_blocks;
     p.splits = c.splits;
     p.stages = c.stages;
@@ -100,16 +100,16 @@ cudaError_t launch(const GemmArguments& a, const Configuration& c) {
             p.shared_tiles += blocks;
         }
         p.shared_first = tiles - p.shared_tiles;
-        p.sharing_blocks = blocks;
+        p.sharing_workers = blocks;
         const std::int64_t units = static_cast<std::int64_t>(p.shared_tiles) * p.k_units;
         const int least = std::max(1, c.least_units);
-        if (units / least < p.sharing_blocks)
-            p.sharing_blocks = static_cast<int>(std::max<std::int64_t>(1, units / least));
+        if (units / least < p.sharing_workers)
+            p.sharing_workers = static_cast<int>(std::max<std::int64_t>(1, units / least));
         if (c.even && p.shared_tiles > 0)  // a whole number of blocks a tile
-            p.sharing_blocks = p.sharing_blocks / p.shared_tiles > 0
-                                   ? p.sharing_blocks / p.shared_tiles * p.shared_tiles
-                                   : p.sharing_blocks;
-        if (p.full_tiles == 0) blocks = p.sharing_blocks;
+            p.sharing_workers = p.sharing_workers / p.shared_tiles > 0
+                                    ? p.sharing_workers / p.shared_tiles * p.shared_tiles
+                                    : p.sharing_workers;
+        if (p.full_tiles == 0) blocks = p.sharing_workers;
         p.flags = static_cast<std::uint32_t*>(a.workspace);
         p.partials = reinterpret_cast<float4*>(static_cast<std::uint8_t*>(a.workspace) + flag_bytes);
         if (p.shared_tiles > 0) {
@@ -164,7 +164,7 @@ constexpr Cost costs[] = {
     {16, 36, 3.5, 3.5}, {32, 42, 4.3, 4.3}, {64, 56, 5.4, 5.4}, {128, 80, 7, 4}, {256, 134, 11.5, 6}};
 constexpr double cycles_a_us = 1800;
 constexpr int short_k_units = 16;
-constexpr int least_k_units_of_eight = 24;  // for clusters of eight
+constexpr int least_k_units_of_eight = 24;  // for clusters of eight; twice as many where smaller ones fill the GPU too
 constexpr int pair_waste = 16;              // row blocks for which a pair may have one too many
 constexpr double large_x_bytes = 100e6;
 constexpr double large_x_gain = 1.07;     // of blocks that the hardware hands out, with such an x
@@ -254,9 +254,9 @@ Configuration choose(const GemmArguments& a) {
         }
         return c;
     }
-    // x beyond the L2 cache: a few token tiles at a time.
     const std::int64_t row_blocks = (rows_64 + 1) / 2;
     c.paired = tokens == 256 && row_blocks % 2 * pair_waste <= row_blocks;
+    // x beyond the L2 cache: a few token tiles at a time.
     c.raster = x_bytes > large_x_bytes ? 8 : x_bytes > cached_x_bytes ? 4 : 0;
     if (whole) {
         // Short sums: blocks that stay bring the next tile while they store one.

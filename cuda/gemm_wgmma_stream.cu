@@ -162,14 +162,16 @@ __global__ void __launch_bounds__(warps * 32, 1) wgmma_stream_kernel(const __gri
             const Shares shares = shares_of(tile / group_tiles);
             const int owner = tile & (ranks - 1);
             const std::uint32_t share = base + tile % group_tiles * ring_bytes;
+            // 0 stands for a slot in global memory: nothing of a block's lies at the start of shared memory.
             const std::uint32_t slot = p.slots != nullptr ? 0 : base + p.slots_offset + tile * sum_bytes;
-            const int turn = (tile >> p.parts.cluster_shift) * (ranks - 1);
-            const std::uint32_t inbox = base + p.x_offset + turn * sum_bytes;
-            const std::uint32_t place = inbox + (rank - (rank > owner ? 1 : 0)) * sum_bytes;
-            store_shared_128(table + tile * 16,
-                             make_uint4(share + shares.first * group_tiles * ring_bytes, shares.last - shares.first,
-                                        shares.early ? slot : share + shares.last * group_tiles * ring_bytes,
-                                        owner == rank ? inbox : address_in_block(place, owner)));
+            const auto inbox = [&](int from) {
+                return base + p.x_offset + inbox_slot(tile, from, ranks, p.parts.cluster_shift) * sum_bytes;
+            };
+            store_shared_128(
+                table + tile * 16,
+                make_uint4(share + shares.first * group_tiles * ring_bytes, shares.last - shares.first,
+                           shares.early ? slot : share + shares.last * group_tiles * ring_bytes,
+                           owner == rank ? inbox(owner == 0 ? 1 : 0) : address_in_block(inbox(rank), owner)));
         }
     async_copy_wait<0>();
     fence_async_proxy();

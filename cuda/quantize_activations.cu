@@ -16,7 +16,7 @@ using namespace activations;
 constexpr int warp = 32;
 constexpr int threads = 512;                                // as many as an atom of swizzled scales has bytes
 constexpr int blocks_per_sm = 2;                            // one wave: each thread takes several blocks of x
-constexpr int amax_threads = 256, amax_blocks_per_sm = 8;   // it needs few registers
+constexpr int amax_threads = 256, amax_blocks_per_sm = 8;   // resident where rows are aligned
 constexpr std::int64_t most_items = std::int64_t{1} << 30;  // blocks of x in a launch: 32-bit indices
 constexpr std::uint32_t all_lanes = 0xFFFFFFFFu;
 constexpr std::uint32_t piece = sizeof(uint4);  // bytes of a load
@@ -222,8 +222,8 @@ __device__ __forceinline__ void store_codes(std::uint8_t* codes, const std::uint
         const std::uint32_t low = __shfl_sync(all_lanes, own[0], source);
         const std::uint32_t high = __shfl_sync(all_lanes, own[1], source);
         if (lane < bytes)
-            codes[(static_cast<int>(source) - static_cast<int>(lane)) * static_cast<int>(bytes) +
-                  static_cast<int>(lane)] = static_cast<std::uint8_t>(permute(low, high, lane));
+            codes[(source - static_cast<int>(lane)) * static_cast<int>(bytes) + static_cast<int>(lane)] =
+                static_cast<std::uint8_t>(permute(low, high, lane));
     } else {
 #pragma unroll
         for (std::uint32_t i = 0; i < bytes; ++i)
@@ -422,7 +422,7 @@ struct Launches {
                 x + std::min<std::int64_t>(0, to_last),
                 x + std::max<std::int64_t>(0, to_last) + p.k * element};
     }
-    // Thread blocks for so many units, each of them resident.
+    // Thread blocks for so many units.
     [[nodiscard]] unsigned grid(std::int64_t units, int of_sm) const {
         return static_cast<unsigned>(std::clamp<std::int64_t>(units, 1, sms * of_sm));
     }

@@ -62,7 +62,8 @@ void clear(void* memory, std::size_t bytes) {
     FP4LINEAR_CUDA_CHECK(done);
 }
 
-Block obtain(int device, Scratch purpose, std::size_t bytes, bool reuse) {
+// Of `bytes`, or of what is `needed` where these are not to be had.
+Block obtain(int device, Scratch purpose, std::size_t needed, std::size_t bytes, bool reuse) {
     auto& returned = pool().returned;
     for (std::size_t i = 0; reuse && i < returned.size(); ++i) {
         if (returned[i].device != device || returned[i].purpose != purpose || returned[i].bytes < bytes) continue;
@@ -72,7 +73,13 @@ Block obtain(int device, Scratch purpose, std::size_t bytes, bool reuse) {
     }
     Block block{device, purpose, bytes, nullptr};
     const RelaxedCapture relaxed;
-    FP4LINEAR_CUDA_CHECK(cudaMalloc(&block.memory, bytes));
+    cudaError_t made = cudaMalloc(&block.memory, bytes);
+    if (made == cudaErrorMemoryAllocation && needed < bytes) {
+        cudaGetLastError();  // what is needed may still be there
+        block.bytes = bytes = needed;
+        made = cudaMalloc(&block.memory, bytes);
+    }
+    FP4LINEAR_CUDA_CHECK(made);
     if (purpose != Scratch::wgmma_partials) return block;
     try {
         clear(block.memory, bytes);
@@ -102,7 +109,7 @@ void* scratch(Scratch purpose, std::size_t bytes, cudaStream_t stream) {
     // A block that proves too small is left to the work that was put on the stream before. The next one is a power of
     // two, so that all that a stream leaves is less than what it holds, however slowly its calls grow.
     const bool grows = found != pool().blocks.end() && !capturing;
-    const Block block = obtain(device, purpose, grows ? std::bit_ceil(bytes) : bytes, capturing);
+    const Block block = obtain(device, purpose, bytes, grows ? std::bit_ceil(bytes) : bytes, capturing);
     pool().blocks[owner] = block;
     if (capturing) {
         cudaUserObject_t object = nullptr;

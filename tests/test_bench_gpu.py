@@ -197,7 +197,7 @@ def test_a_graph_is_warmed_up_captured_and_timed_by_its_replays() -> None:
     clock = itertools.count(step=4.0)  # milliseconds, at each event
 
     class Context:
-        def __init__(self, *args: Any) -> None:
+        def __init__(self, *args: Any, stream: Any = None) -> None:
             self.name = type(args[0]).__name__ if args else ""
 
         def __enter__(self) -> None:

@@ -13,7 +13,7 @@
 // starts first.
 //
 // Tiles of 256 tokens: two blocks of a cluster have rows one after the other and bring each other half of x, so half as
-// much of it leaves the L2 cache. (Where power binds, that is worth 2 to 4 %.)
+// much of it leaves the L2 cache. (Where power binds, that is worth 2 to 6 %.)
 //
 // Few tiles: a cluster of blocks shares a tile, each with its part of K. At the end every block owns a part of the tile
 // and receives the others' sums of it in shared memory; they are added in the order of the blocks.
@@ -67,16 +67,16 @@ struct WgmmaParameters {
     int k_units;
     int row_blocks;    // of the tile's rows
     int token_blocks;  // of the tile's tokens
-    int block_tokens;  // that there are in each: a multiple of 8, all of the tile's or fewer
+    int block_tokens;  // that there are in each: a multiple of 8 (of a pair 16), all of the tile's or fewer
     int raster;        // token blocks that are worked on together
     int splits;        // blocks of a cluster
     int stages;
-    // Without clusters: every block takes `full_tiles` whole tiles; those from `shared_first` on are dealt out by K, in
-    // equal parts to `sharing_blocks` blocks.
+    // Without clusters along K: every worker, a block or a pair, takes `full_tiles` whole tiles; those from
+    // `shared_first` on are dealt out by K, in equal parts to `sharing_workers`.
     int full_tiles;
     int shared_first;
     int shared_tiles;
-    int sharing_blocks;
+    int sharing_workers;
     std::uint32_t* flags;  // [block][warp]: its part of a tile is in `partials`
     float4* partials;      // [block][warp][column][lane]
     bool vector_stores;    // rows of y start at multiples of 16 bytes
@@ -109,26 +109,26 @@ struct Piece {
     int k_end;
 };
 
-// A block's range of the shared tiles' K. Its last tile, where incomplete, is left to the block that has that tile's
-// end: a piece of another block's tile. So a block only ever waits for blocks before it, which were started before it
-// and wait for nothing on the way to what it needs.
+// A worker's range of the shared tiles' K. Its last tile, where incomplete, is left to the worker that has that tile's
+// end: a piece of another's tile. So a worker only ever waits for those before it, which were started before it and
+// wait for nothing on the way to what it needs.
 struct SharedRange {
     int first_tile;
     int first_k;  // where it begins in that tile
     int last_tile;
     int last_k;  // where it ends in that tile: 0 if it does not reach into it
 };
-__device__ __forceinline__ std::int64_t shared_begin(const WgmmaParameters& p, int block) {
-    return static_cast<std::int64_t>(p.shared_tiles) * p.k_units * block / p.sharing_blocks;
+__device__ __forceinline__ std::int64_t shared_begin(const WgmmaParameters& p, int worker) {
+    return static_cast<std::int64_t>(p.shared_tiles) * p.k_units * worker / p.sharing_workers;
 }
-__device__ __forceinline__ SharedRange shared_range(const WgmmaParameters& p, int block) {
-    if (block >= p.sharing_blocks) return {0, 0, 0, 0};
-    const std::int64_t begin = shared_begin(p, block);
-    const std::int64_t end = shared_begin(p, block + 1);
+__device__ __forceinline__ SharedRange shared_range(const WgmmaParameters& p, int worker) {
+    if (worker >= p.sharing_workers) return {0, 0, 0, 0};
+    const std::int64_t begin = shared_begin(p, worker);
+    const std::int64_t end = shared_begin(p, worker + 1);
     return {static_cast<int>(begin / p.k_units), static_cast<int>(begin % p.k_units), static_cast<int>(end / p.k_units),
             static_cast<int>(end % p.k_units)};
 }
-// The block's i-th piece: what another block finishes first, what needs other blocks last. False after the last one.
+// The worker's i-th piece: what another finishes first, what needs others last. False after the last one.
 __device__ __forceinline__ bool piece_at(const WgmmaParameters& p, const SharedRange& r, int worker, int workers, int i,
                                          Piece& piece) {
     if (r.last_k != 0) {
@@ -294,6 +294,8 @@ __global__ void __launch_bounds__(threads_of(Tokens, Groups), MinBlocks)
                 const int k = at.k_begin + s * StageUnits;
                 request_x(tile.token_block, k, min(StageUnits, at.k_end - k), s);
             }
+        } else if constexpr (Paired) {
+            cluster_wait();
         }
         int stage = early == p.stages ? 0 : early;
         std::uint32_t phase = early == p.stages ? 0 : 1;  // of `empty`, whose first round needs no wait
@@ -467,21 +469,20 @@ __global__ void __launch_bounds__(threads_of(Tokens, Groups), MinBlocks)
                 if (owed) publish();
                 if (at.k_begin > 0) {
                     const std::int64_t tile_begin = static_cast<std::int64_t>(at.tile - p.shared_first) * p.k_units;
-                    const int self = worker;
-                    int first = self - 1;
+                    int first = worker - 1;
                     while (shared_begin(p, first) > tile_begin) --first;
                     // The whole warp asks together: a divergent loop would cost the main loop its uniform registers.
-                    for (int block = first; block < self; block += 32) {
+                    for (int other = first; other < worker; other += 32) {
                         std::uint32_t* const flag =
-                            p.flags + (min(block + lane, self - 1) * team + rank) * warps + warp;
+                            p.flags + (min(other + lane, worker - 1) * team + rank) * warps + warp;
                         while (!__all_sync(0xFFFFFFFFu, load_acquire(flag) != 0)) {
                         }
                         *flag = 0;  // as the next launch expects it
                     }
                     __syncwarp();
 #pragma unroll(Tokens <= 16 ? 4 : 1)
-                    for (int block = first; block < self; ++block) {
-                        const float4* const in = place(block);
+                    for (int other = first; other < worker; ++other) {
+                        const float4* const in = place(other);
 #pragma unroll
                         for (int c = 0; c < columns; ++c) {
                             const float4 v = __ldcg(in + c * 32);
@@ -606,7 +607,6 @@ __global__ void __launch_bounds__(threads_of(Tokens, Groups), MinBlocks)
                     (static_cast<std::int64_t>(rows_at(tile)) * warps + group * group_warps) * unit_rows +
                     thread % 8 * 8;
                 std::uint16_t* out = p.y + (first_token + thread / 8) * p.source.n + row;
-                barrier_sync(1 + group, group_warps * 32);  // the buffers of the tile before have been read
 #pragma unroll
                 for (int chunk = 0; chunk < columns / 4; ++chunk) {
                     if (chunk * 32 < tokens_here) {
@@ -627,6 +627,8 @@ __global__ void __launch_bounds__(threads_of(Tokens, Groups), MinBlocks)
                         }
                     }
                 }
+                // The buffers have been read, and no warp's store comes behind another's repair of its rows.
+                barrier_sync(1 + group, group_warps * 32);
             } else {
                 const int tokens_left = tokens_here - lane / 2;
                 const std::int64_t row = first_row + lane % 2 * 8;

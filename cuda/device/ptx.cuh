@@ -62,7 +62,7 @@ __device__ __forceinline__ void mbarrier_wait(std::uint32_t barrier, std::uint32
 }
 
 #if __CUDA_ARCH__ >= 900
-// Makes mbarrier.init visible to the copy engine.
+// Makes mbarrier.init visible to the copy engine and to the cluster's other blocks, whose meeting orders nothing.
 __device__ __forceinline__ void fence_mbarrier_init() {
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
@@ -75,8 +75,8 @@ __device__ __forceinline__ void mbarrier_expect_bytes(std::uint32_t barrier, std
 __device__ __forceinline__ void barrier_sync(int barrier, int threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
-// [barrier.cluster, mapa, st.async] A cluster's blocks meet once at the start; after that, values and their arrival
-// travel together.
+// [barrier.cluster, mapa, st.async] A cluster's blocks meet without ordering memory (each has started, or has read its
+// ring, or is done); values travel together with their arrival.
 __device__ __forceinline__ std::uint32_t cluster_rank() {
     std::uint32_t rank;
     asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));

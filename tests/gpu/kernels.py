@@ -15,7 +15,7 @@ class Kernel(NamedTuple):
     name: str
     parts: tuple[str, ...]  # of the sanitizer suite; none: `why`
     pattern: str  # in the mangled name
-    needs: str = ""  # of the build and the GPU: "", "wgmma", "no wgmma", "clusters"
+    needs: str = ""  # of the build and the GPU: "", "wgmma", "no wgmma", "clusters", "no clusters"
     seen: bool = True  # in a graph of calls; what runs at construction is shown by its result
     why: str = ""
 
@@ -40,7 +40,7 @@ KERNELS = (
     Kernel("gemv_tensor_core.cu", "gemv_kernel", (STREAMED,), r"11gemv_kernelI\w+ELb0E\w+ELb0EEE"),
     Kernel("gemv_tensor_core.cu", "gemv_kernel", (STREAMED,), r"11gemv_kernelI\w+ELb1E\w+ELb1EEE", "clusters"),
     Kernel("gemv_tensor_core.cu", "gemv_kernel", (STREAMED,), r"11gemv_kernelI\w+ELb0E\w+ELb1EEE", "clusters"),
-    Kernel("gemm_mma_stream.cu", "stream_kernel", (FUSED,), r"13stream_kernelI\w+ELb0EEE", "no wgmma"),
+    Kernel("gemm_mma_stream.cu", "stream_kernel", (FUSED,), r"13stream_kernelI\w+ELb0EEE", "no clusters"),
     Kernel("gemm_mma_stream.cu", "stream_kernel", (FUSED,), r"13stream_kernelI\w+ELb1EEE", "clusters"),
     Kernel("gemm_wgmma_stream.cu", "wgmma_stream_kernel", (FUSED,), r"19wgmma_stream_kernelI\w+ELb0EEE", "wgmma"),
     Kernel("gemm_wgmma_stream.cu", "wgmma_stream_kernel", (FUSED,), r"19wgmma_stream_kernelI\w+ELb1EEE", "wgmma"),
@@ -79,8 +79,8 @@ class Machine(NamedTuple):
         return Machine(clusters=arch >= 90, wgmma=sm == 90 and "90a" in built)
 
     def runs(self, kernel: Kernel) -> bool:
-        met = {"": True, "clusters": self.clusters, "wgmma": self.wgmma, "no wgmma": not self.wgmma}
-        return met[kernel.needs]
+        met = {"": True, "clusters": self.clusters, "wgmma": self.wgmma}
+        return met[kernel.needs] if kernel.needs in met else not met[kernel.needs.removeprefix("no ")]
 
 
 def missing(part: str, names: set[str], machine: Machine) -> list[str]:

@@ -55,7 +55,7 @@ MORE = {
         (24, 16, 2112, (9, 24)),
         (24, LARGE, 192, (9, 32)),
         (19, 30, 192, (1000,)),  # tiles of 256 tokens, by pairs of blocks
-        (19, 30, 1280, (2100,)),  # which share tiles along K
+        (19, 39, 4160, (400,)),  # which share tiles along K, and whose tiles are not full
     ],
 }
 INVARIANT = {"gemm_fused": [(40, 0, 4160, (1, 9, 33, 300)), (300, 0, 192, (2, 40))]}

@@ -61,7 +61,7 @@ GemmMmaTuning mma_tuning(const Tuning& t);
 #endif
 #include "tuning.h"
 
-// 'f': the kernel that gemm_fused takes.
+// 'f': the kernel that gemm_fused takes first (refused for want of room: 'w' is next).
 char resolve(char kernel, const GemmArguments& a) {
     if (kernel != 'f') return kernel;
     switch (choose_gemm(a)) {
