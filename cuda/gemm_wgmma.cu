@@ -90,38 +90,22 @@ cudaError_t launch(const GemmArguments& a, const Configuration& c) {
                        (Clustered && Tokens <= 64 ? parts : 0);
     if (shared > a.max_shared_memory || (Tokens > 64 && parts > ring)) return cudaErrorInvalidConfiguration;
     const int tiles = p.row_blocks * p.token_blocks;
-    int blocks = Clustered ? tiles * c.splits : tiles;
+    int blocks = tiles * c.splits;
     if constexpr (!Clustered) {
-        blocks = c.blocks_an_sm > 0 ? c.blocks_an_sm * a.sm_count / team : tiles;
-        p.full_tiles = tiles / blocks;
-        p.shared_tiles = tiles % blocks;
-        if (p.shared_tiles > 0 && p.full_tiles > 0 && c.extra_wave) {
-            --p.full_tiles;
-            p.shared_tiles += blocks;
-        }
-        p.shared_first = tiles - p.shared_tiles;
-        p.sharing_workers = blocks;
-        const std::int64_t units = static_cast<std::int64_t>(p.shared_tiles) * p.k_units;
-        const int least = std::max(1, c.least_units);
-        if (units / least < p.sharing_workers)
-            p.sharing_workers = static_cast<int>(std::max<std::int64_t>(1, units / least));
-        if (c.even && p.shared_tiles > 0)  // a whole number of blocks a tile
-            p.sharing_workers = p.sharing_workers / p.shared_tiles > 0
-                                    ? p.sharing_workers / p.shared_tiles * p.shared_tiles
-                                    : p.sharing_workers;
-        if (p.full_tiles == 0) blocks = p.sharing_workers;
+        const int workers = c.blocks_an_sm > 0 ? c.blocks_an_sm * a.sm_count / team : tiles;
+        blocks = team * share_tiles(p, workers, {c.least_units, c.extra_wave, c.even});
         p.flags = static_cast<std::uint32_t*>(a.workspace);
         p.partials = reinterpret_cast<float4*>(static_cast<std::uint8_t*>(a.workspace) + flag_bytes);
         if (p.shared_tiles > 0) {
             if (a.workspace == nullptr) return cudaErrorInvalidValue;
-            if (blocks * team * warps * 4 > flag_bytes) return cudaErrorInvalidConfiguration;
+            if (blocks * warps * 4 > flag_bytes) return cudaErrorInvalidConfiguration;
         }
     }
     if (const cudaError_t e = allow_shared_memory<kernel>(a.max_shared_memory)) return e;
     CUtensorMap x_map;
     if (const cudaError_t e = make_x_map(a, p.block_tokens / team, &x_map)) return e;
 
-    Launch launch(dim3(static_cast<unsigned>(blocks * team)), dim3(threads_of(Tokens, Groups)),
+    Launch launch(dim3(static_cast<unsigned>(blocks)), dim3(threads_of(Tokens, Groups)),
                   static_cast<std::size_t>(shared), a.stream);
     if (a.programmatic_launch) launch.overlap_previous();
     if constexpr (Clustered) launch.cluster(c.splits);

@@ -27,6 +27,7 @@
 #include <cstdint>
 
 #include "cuda/device/fp4.cuh"
+#include "cuda/device/gemm_schedule.cuh"
 #include "cuda/device/ptx.cuh"
 #include "cuda/device/repair.cuh"
 #include "cuda/device/wgmma.cuh"
@@ -58,102 +59,21 @@ __host__ __device__ constexpr int staging_bytes_of(int tokens, bool clustered) {
 }
 constexpr int chunk_bytes = 512;  // what a block sends at once: a warp's 16 rows x 8 tokens in fp32
 
-struct WgmmaParameters {
+struct WgmmaParameters : Schedule {
     RepairSource source;
     std::uint16_t* y;
     std::int64_t m;
-    float smallest;  // sum to trust
-    int row_tiles;   // of 16
-    int k_units;
-    int row_blocks;    // of the tile's rows
-    int token_blocks;  // of the tile's tokens
-    int block_tokens;  // that there are in each: a multiple of 8 (of a pair 16), all of the tile's or fewer
-    int raster;        // token blocks that are worked on together
+    float smallest;    // sum to trust
+    int row_tiles;     // of 16
+    int block_tokens;  // that there are in a token block: a multiple of 8 (of a pair 16), all of the tile's or fewer
     int splits;        // blocks of a cluster
     int stages;
-    // Without clusters along K: every worker, a block or a pair, takes `full_tiles` whole tiles; those from
-    // `shared_first` on are dealt out by K, in equal parts to `sharing_workers`.
-    int full_tiles;
-    int shared_first;
-    int shared_tiles;
-    int sharing_workers;
     std::uint32_t* flags;  // [block][warp]: its part of a tile is in `partials`
     float4* partials;      // [block][warp][column][lane]
     bool vector_stores;    // rows of y start at multiples of 16 bytes
 };
 
-struct Tile {
-    int row_block;
-    int token_block;
-};
-__device__ __forceinline__ Tile tile_at(const WgmmaParameters& p, int i) {
-    if (p.token_blocks == 1) return {i, 0};
-    const int group_tiles = p.raster * p.row_blocks;
-    const int group = i / group_tiles;
-    const int in_group = i - group * group_tiles;
-    const int width = min(p.raster, p.token_blocks - group * p.raster);
-    return {in_group / width, group * p.raster + in_group % width};
-}
-
 __device__ __forceinline__ int uniform(std::uint32_t v) { return __shfl_sync(0xFFFFFFFFu, static_cast<int>(v), 0); }
-
-// Of `chunks` that `splits` blocks share out evenly, the first that is `rank`'s.
-__device__ __forceinline__ int first_owned(int rank, int splits, int chunks) {
-    return (rank * chunks + splits - 1) / splits;
-}
-
-// A tile and a range of its K, in units.
-struct Piece {
-    int tile;
-    int k_begin;
-    int k_end;
-};
-
-// A worker's range of the shared tiles' K. Its last tile, where incomplete, is left to the worker that has that tile's
-// end: a piece of another's tile. So a worker only ever waits for those before it, which were started before it and
-// wait for nothing on the way to what it needs.
-struct SharedRange {
-    int first_tile;
-    int first_k;  // where it begins in that tile
-    int last_tile;
-    int last_k;  // where it ends in that tile: 0 if it does not reach into it
-};
-__device__ __forceinline__ std::int64_t shared_begin(const WgmmaParameters& p, int worker) {
-    return static_cast<std::int64_t>(p.shared_tiles) * p.k_units * worker / p.sharing_workers;
-}
-__device__ __forceinline__ SharedRange shared_range(const WgmmaParameters& p, int worker) {
-    if (worker >= p.sharing_workers) return {0, 0, 0, 0};
-    const std::int64_t begin = shared_begin(p, worker);
-    const std::int64_t end = shared_begin(p, worker + 1);
-    return {static_cast<int>(begin / p.k_units), static_cast<int>(begin % p.k_units), static_cast<int>(end / p.k_units),
-            static_cast<int>(end % p.k_units)};
-}
-// The worker's i-th piece: what another finishes first, what needs others last. False after the last one.
-__device__ __forceinline__ bool piece_at(const WgmmaParameters& p, const SharedRange& r, int worker, int workers, int i,
-                                         Piece& piece) {
-    if (r.last_k != 0) {
-        if (i == 0) {
-            piece = {p.shared_first + r.last_tile, r.first_tile == r.last_tile ? r.first_k : 0, r.last_k};
-            return true;
-        }
-        --i;
-    }
-    if (i < p.full_tiles) {
-        piece = {i * workers + worker, 0, p.k_units};
-        return true;
-    }
-    i -= p.full_tiles;
-    const int first_whole = r.first_tile + (r.first_k != 0 ? 1 : 0);
-    if (i < r.last_tile - first_whole) {
-        piece = {p.shared_first + first_whole + i, 0, p.k_units};
-        return true;
-    }
-    if (i == max(0, r.last_tile - first_whole) && r.first_k != 0 && r.last_tile > r.first_tile) {
-        piece = {p.shared_first + r.first_tile, r.first_k, p.k_units};
-        return true;
-    }
-    return false;
-}
 
 // Registers move from a whole warpgroup around the producer to the others where these need more than the launch gives.
 struct Registers {
@@ -468,9 +388,7 @@ __global__ void __launch_bounds__(threads_of(Tokens, Groups), MinBlocks)
                 }
                 if (owed) publish();
                 if (at.k_begin > 0) {
-                    const std::int64_t tile_begin = static_cast<std::int64_t>(at.tile - p.shared_first) * p.k_units;
-                    int first = worker - 1;
-                    while (shared_begin(p, first) > tile_begin) --first;
+                    const int first = first_sharer(p, at.tile, worker);
                     // The whole warp asks together: a divergent loop would cost the main loop its uniform registers.
                     for (int other = first; other < worker; other += 32) {
                         std::uint32_t* const flag =
