@@ -13,6 +13,7 @@
 #include "formats/e4m3.h"
 #include "formats/float16.h"
 #include "formats/swizzle.h"
+#include "nearest.h"
 
 namespace {
 
@@ -88,17 +89,6 @@ static_assert(pack_e2m1(0x3, 0xA) == 0xA3);
 constexpr std::uint8_t packed_row[] = {0x10, 0x32, 0xFE};
 static_assert(e2m1_code(packed_row, 0) == 0 && e2m1_code(packed_row, 1) == 1 && e2m1_code(packed_row, 2) == 2);
 static_assert(e2m1_code(packed_row, 3) == 3 && e2m1_code(packed_row, 4) == 0xE && e2m1_code(packed_row, 5) == 0xF);
-
-// Nearest of the magnitudes [0, last], ties to the even code, by search over all of them.
-template <class Decode>
-int nearest_code(double magnitude, int last, Decode decode) {
-    int best = 0;
-    for (int code = 1; code <= last; ++code) {
-        const double gap = std::fabs(decode(code) - magnitude), best_gap = std::fabs(decode(best) - magnitude);
-        if (gap < best_gap || (gap == best_gap && code % 2 == 0)) best = code;
-    }
-    return best;
-}
 
 // Floats that matter to any rounding of the upper bits: every upper half, with lower halves on, beside and
 // between the ties.

@@ -31,7 +31,7 @@ void check_schedule(const Schedule& s, int workers) {
     std::set<std::pair<int, int>> awaited;                          // worker, tile
     for (int worker = 0; worker < workers; ++worker) {
         const std::vector<Piece> pieces = pieces_of(s, worker, workers);
-        CHECK(!pieces.empty());  // pairs of blocks count on it
+        CHECK(!pieces.empty());  // no worker is started for nothing
         for (std::size_t i = 0; i < pieces.size(); ++i) {
             const Piece& piece = pieces[i];
             CHECK(piece.tile >= 0 && piece.tile < tiles && piece.k_begin >= 0 && piece.k_begin < piece.k_end);

@@ -9,6 +9,7 @@
 #include "formats/float16.h"
 #include "formats/swizzle.h"
 #include "input.h"
+#include "tests/cpp/nearest.h"
 
 namespace {
 
@@ -16,22 +17,11 @@ using namespace fp4linear;
 
 constexpr double beyond = 1e6;  // above all of E4M3 and E2M1, and small enough to subtract from exactly enough
 
-// The code whose value is nearest, ties to the even code; the values of codes 0 .. last are in order.
-template <class Value>
-int nearest(double magnitude, int last, Value value) {
-    int best = 0;
-    for (int code = 1; code <= last; ++code) {
-        const double near = std::fabs(value(best) - magnitude), far = std::fabs(value(code) - magnitude);
-        if (far < near || (far == near && code % 2 == 0)) best = code;
-    }
-    return best;
-}
-
 int nearest_e4m3(double magnitude) {
-    return nearest(magnitude, 0x7E, [](int code) { return e4m3_values[static_cast<std::size_t>(code)]; });
+    return nearest_code(magnitude, 0x7E, [](int code) { return e4m3_values[static_cast<std::size_t>(code)]; });
 }
 int nearest_e2m1(double magnitude) {
-    return nearest(magnitude, 7, [](int code) { return e2m1_values[static_cast<std::size_t>(code)]; });
+    return nearest_code(magnitude, 7, [](int code) { return e2m1_values[static_cast<std::size_t>(code)]; });
 }
 
 void conversions(float value) {
@@ -86,13 +76,14 @@ void activations(Input& input) {
     // 48 bits: exact in fp64. Six times a value or a midpoint of the table is exact as well.
     const double product = std::min(static_cast<double>(amax) * g, beyond);
     const int wanted =
-        nearest(product, 0x7E, [](int code) { return 6.0 * e4m3_values[static_cast<std::size_t>(code)]; });
+        nearest_code(product, 0x7E, [](int code) { return 6.0 * e4m3_values[static_cast<std::size_t>(code)]; });
     REQUIRE(scale == wanted);
     for (int i = 0; i < count; ++i) {
         const double value = std::min(std::fabs(static_cast<double>(std::bit_cast<float>(x[i]))) * g, beyond);
         const double step = e4m3_values[scale];
         const int code =
-            scale == 0 ? 0 : nearest(value, 7, [&](int c) { return step * e2m1_values[static_cast<std::size_t>(c)]; });
+            scale == 0 ? 0
+                       : nearest_code(value, 7, [&](int c) { return step * e2m1_values[static_cast<std::size_t>(c)]; });
         REQUIRE((codes[i] & 7) == code && codes[i] < 16);
         if (scale != 0) REQUIRE((codes[i] >> 3) == static_cast<int>(x[i] >> 31));
     }
