@@ -19,8 +19,10 @@ constexpr float greatest_e4m3_four_over_six = 256.0f;  // 256 * 6/4 = 384 is an 
 
 // The E4M3 codes of positive finite values are in order, so a search over scales is one over bytes. Halving or doubling
 // a scale moves its code by 8, one exponent step: no better scale of a block lies further from the max-abs one than
-// that.
+// that, since half of a scale that is more than twice as large gives the same values. But the half has to be a number
+// of E4M3: those of the odd codes below 16 are not.
 constexpr int search_codes = 8;
+constexpr int last_without_half = 15;
 
 struct Coded {
     std::uint8_t codes[block_size];
@@ -75,7 +77,7 @@ Block quantize_block(const float* w, int count, QuantizeMethod method, float sca
         take_if_better(best, w, count, scale_for(amax, 4.0f, scale2), scale2);
     } else if (method == QuantizeMethod::mse) {
         const int centre = best.scale;
-        const int last = std::min(0x7E, centre + search_codes);
+        const int last = std::min(0x7E, std::max(last_without_half, centre + search_codes));
         for (int byte = std::max(0, centre - search_codes); byte <= last; ++byte)
             take_if_better(best, w, count, byte, scale2);
     }

@@ -126,6 +126,15 @@ def test_mse_is_the_best_of_all_scales(w: NDArray[np.float32]) -> None:
     assert (block_errors(w, q) <= best * (1 + 1e-5) + 1e-12 * np.abs(blocks_of(w)).max(-1) ** 2).all()
 
 
+def test_mse_among_subnormal_scales() -> None:
+    """13 / 512 is the best scale of this block, 4 times the max-abs one: half of it is no number of E4M3."""
+    w = np.zeros((1, 16), np.float32)
+    w[0, :2] = -1.32333735e-05, -1.41319479e-05
+    q = fp4linear.quantize(w, method="mse", scale2=3.6165526e-4)
+    assert q.scales[0, 0] == 13
+    assert block_errors(w, q)[0, 0] == pytest.approx(4.204e-13, rel=1e-3)
+
+
 @pytest.mark.parametrize("method", METHODS[1:])
 @given(w=weights(), factor=st.sampled_from([1.0, 1.75, 3.0]))
 def test_a_search_never_makes_a_block_worse(method: str, w: NDArray[np.float32], factor: float) -> None:
