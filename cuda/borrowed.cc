@@ -36,10 +36,4 @@ void prepare_device(int device) {
     if (remembered) prepared[static_cast<std::size_t>(device)].store(true, std::memory_order_release);
 }
 
-int current_device() {
-    int device = 0;
-    FP4LINEAR_CUDA_CHECK(cudaGetDevice(&device));
-    return device;
-}
-
 }  // namespace fp4linear::cuda

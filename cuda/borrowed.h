@@ -12,6 +12,4 @@ void fill_with_bias(const BorrowedWeight& weight, const Problem& problem, void* 
 // Once a device and process: makes what a first call would have to, so that it may be captured. Cheap when repeated.
 void prepare_device(int device);
 
-int current_device();  // of the calling thread
-
 }  // namespace fp4linear::cuda

@@ -19,9 +19,14 @@ cudaStream_t as_stream(void* stream) { return static_cast<cudaStream_t>(stream);
 
 }  // namespace
 
+int current_device() {
+    int device = 0;
+    FP4LINEAR_CUDA_CHECK(cudaGetDevice(&device));
+    return device;
+}
+
 CurrentDevice::CurrentDevice(int device) {
-    int now = 0;
-    FP4LINEAR_CUDA_CHECK(cudaGetDevice(&now));
+    const int now = current_device();
     if (now == device) return;
     FP4LINEAR_CUDA_CHECK(cudaSetDevice(device));
     previous_ = now;
@@ -47,9 +52,7 @@ void order(void* earlier, void* later) {
     if (earlier == later) return;
     // An event may be recorded anew as soon as a wait on it is enqueued, so one a thread and device serves every call.
     thread_local Events events;
-    int device = 0;
-    FP4LINEAR_CUDA_CHECK(cudaGetDevice(&device));
-    cudaEvent_t& event = events.of_device[device];
+    cudaEvent_t& event = events.of_device[current_device()];
     if (event == nullptr) FP4LINEAR_CUDA_CHECK(cudaEventCreateWithFlags(&event, cudaEventDisableTiming));
     FP4LINEAR_CUDA_CHECK(cudaEventRecord(event, as_stream(earlier)));
     FP4LINEAR_CUDA_CHECK(cudaStreamWaitEvent(as_stream(later), event, 0));

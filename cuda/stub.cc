@@ -77,11 +77,11 @@ void quantize_activations(const Problem& /*problem*/, float /*global_scale*/, Sc
     throw std::runtime_error(no_cuda);
 }
 void prepare_device(int /*device*/) { throw std::runtime_error(no_cuda); }
-int current_device() { throw std::runtime_error(no_cuda); }
 void gather(void* /*to*/, const void* /*from*/, int /*ndim*/, const std::int64_t* /*shape*/,
             const std::int64_t* /*strides*/, void* /*stream*/) {
     throw std::runtime_error(no_cuda);
 }
+int current_device() { throw std::runtime_error(no_cuda); }
 CurrentDevice::CurrentDevice(int /*device*/) { throw std::runtime_error(no_cuda); }
 CurrentDevice::~CurrentDevice() = default;
 void* own_stream(int /*device*/) { throw std::runtime_error(no_cuda); }

@@ -76,6 +76,8 @@ void quantize_activations(const Problem& problem, float global_scale, ScaleLayou
 // Copies a strided 16-bit array to C-contiguous memory, on the stream. strides in bytes; at most 8 axes.
 void gather(void* to, const void* from, int ndim, const std::int64_t* shape, const std::int64_t* strides, void* stream);
 
+int current_device();  // of the calling thread
+
 // Makes a device current for the calling thread and puts the previous one back.
 class CurrentDevice {
    public:

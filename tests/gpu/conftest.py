@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import sys
 from collections.abc import Iterator
@@ -26,16 +25,24 @@ def _no_capture_left_open() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def _path_in_this_build(request: pytest.FixtureRequest) -> None:
+def _first_gpu_is_current() -> None:
+    """Whatever the test before did; JAX makes the last GPU current as it starts."""
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        torch.cuda.set_device(0)
+
+
+@pytest.fixture(scope="session")
+def tensor_core_kernels() -> bool:
     """A build for an architecture before SM80 has no kernels for tensor cores, on newer GPUs too."""
-    path = getattr(getattr(request.node, "callspec", None), "params", {}).get("path")
-    if path in ("gemv_tensor_core", "gemm_fused") and "no kernel" in _why_not_tensor_core():
-        pytest.skip(f"this build has no kernel of {path} for this GPU")
-
-
-@functools.cache
-def _why_not_tensor_core() -> str:
     if not fp4linear._core.cuda_info()["devices"]:
-        return ""
+        return True
     layer = fp4linear.Fp4Linear(np.zeros((16, 64), np.uint8), np.zeros((16, 8), np.uint8), 1.0, device="cuda")
-    return str(layer.plan(1).reasons.get("gemv_tensor_core", ""))
+    return "no kernel" not in layer.plan(1).reasons.get("gemv_tensor_core", "")
+
+
+@pytest.fixture(autouse=True)
+def _path_in_this_build(request: pytest.FixtureRequest, tensor_core_kernels: bool) -> None:
+    path = getattr(getattr(request.node, "callspec", None), "params", {}).get("path")
+    if path in ("gemv_tensor_core", "gemm_fused") and not tensor_core_kernels:
+        pytest.skip(f"this build has no kernel of {path} for this GPU")

@@ -11,6 +11,7 @@ import pytest
 
 import fp4linear
 from tests import reference
+from tests.child import run_child
 from tests.gpu.device import SPIN, to_device, to_host, torch
 from tests.strategies import LayerCase
 from tests.tolerance import assert_same_bits, assert_within_contract
@@ -22,11 +23,6 @@ pytestmark = [
 
 CASE = LayerCase(*reference.make(64, 256, 3), scale2=2.0**-6)
 each_m = pytest.mark.parametrize("m", [1, 8, 64])
-
-
-@pytest.fixture(autouse=True)
-def first_gpu_is_current() -> None:
-    torch.cuda.set_device(0)
 
 
 def layer_on(index: int, path: str = "auto") -> fp4linear.Fp4Linear:
@@ -91,10 +87,31 @@ def test_where_a_layer_goes() -> None:
     assert fp4linear.Fp4Linear(b, CASE.scales, 1.0).device == "cuda:1"
     assert fp4linear.Fp4Linear(b, CASE.scales, 1.0, device="cuda").device == "cuda:1"
     assert fp4linear.Fp4Linear(b, CASE.scales, 1.0, device="cuda:0").device == "cuda:0"
+    for current in (0, 1):
+        with torch.cuda.device(current):
+            assert fp4linear.Fp4Linear(CASE.b, CASE.scales, 1.0, device="cuda").device == f"cuda:{current}"
     layer = layer_on(1)
     for made in (copy.copy(layer), copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
         assert made.device == "cuda:1"
     assert torch.cuda.current_device() == 0
+
+
+def test_what_cuda_means_in_a_process_with_jax() -> None:
+    """JAX makes the last GPU the thread's current one as it starts, and works on the first."""
+    pytest.importorskip("jax")
+    code = """
+        import jax, numpy as np, fp4linear
+        b, scales = np.zeros((3, 64), np.uint8), np.zeros((3, 8), np.uint8)
+        def device():
+            return fp4linear.Fp4Linear(b, scales, 1.0, device="cuda").device
+        print(jax.devices("gpu")[0].id, device())
+        import torch
+        print(device())
+        torch.cuda.set_device(1)
+        print(device())
+    """
+    lines = run_child(code, XLA_PYTHON_CLIENT_PREALLOCATE="false").stdout.splitlines()
+    assert lines == ["0 cuda:0", "cuda:0", "cuda:1"]
 
 
 @each_m

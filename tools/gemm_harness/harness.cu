@@ -53,15 +53,11 @@ struct Tuning {
     bool given() const { return v[0] != 0; }
 };
 
-#ifdef WITH_WGMMA
 GemmWgmmaTuning wgmma_tuning(const Tuning& t);
-#endif
-#ifdef WITH_MMA
 GemmMmaTuning mma_tuning(const Tuning& t);
-#endif
 #include "tuning.h"
 
-// 'f': the kernel that gemm_fused takes first (refused for want of room: 'w' is next).
+// 'f': the kernel that gemm_fused takes; where 'm' then finds no room, 'w' is next.
 char resolve(char kernel, const GemmArguments& a) {
     if (kernel != 'f') return kernel;
     switch (choose_gemm(a)) {
@@ -71,30 +67,28 @@ char resolve(char kernel, const GemmArguments& a) {
     }
 }
 
+// A workspace is gemm_wgmma's, whose start is zero at first and left so, with gemm_mma's behind it.
+std::size_t wgmma_bytes(const GemmArguments& a) {
+    return gemm_wgmma_supports(a) ? (gemm_wgmma_workspace(a) + 255) / 256 * 256 : 0;
+}
 std::size_t workspace_bytes(char kernel, const GemmArguments& a) {
-    kernel = resolve(kernel, a);
-#ifdef WITH_WGMMA
-    if (kernel == 'w') return gemm_wgmma_workspace(a);
-#endif
-#ifdef WITH_MMA
-    if (kernel == 'm') return gemm_mma_workspace(a);
-#endif
-    return kernel == 'g' ? gemv_tensor_core_workspace(a.n, a.k, a.max_shared_memory) : 0;
+    if (kernel == 'd') return 0;
+    if (kernel == 'g') return gemv_tensor_core_workspace(a.n, a.k, a.max_shared_memory);
+    return wgmma_bytes(a) + gemm_mma_workspace(a);
 }
-// The start of the workspace of gemm_wgmma is zero at first, and left so.
-void clear_flags([[maybe_unused]] char kernel, [[maybe_unused]] void* space) {
-#ifdef WITH_WGMMA
-    if (kernel == 'w') CHECK(cudaMemset(space, 0, gemm_wgmma_flag_bytes));
-#endif
+void clear_flags(char kernel, void* space, const GemmArguments& a) {
+    if (kernel != 'd' && kernel != 'g' && wgmma_bytes(a) != 0) CHECK(cudaMemset(space, 0, gemm_wgmma_flag_bytes));
 }
-cudaError_t launch(char kernel, const GemmArguments& a, [[maybe_unused]] const Tuning& t) {
-    kernel = resolve(kernel, a);
-#ifdef WITH_WGMMA
+cudaError_t launch(const char asked, const GemmArguments& a, const Tuning& t) {
+    char kernel = resolve(asked, a);
+    if (kernel == 'm') {
+        GemmArguments behind = a;
+        behind.workspace = static_cast<char*>(a.workspace) + wgmma_bytes(a);
+        const cudaError_t e = gemm_mma(behind, mma_tuning(t));
+        if (asked != 'f' || e != cudaErrorInvalidConfiguration) return e;
+        kernel = 'w';
+    }
     if (kernel == 'w') return gemm_wgmma(a, wgmma_tuning(t));
-#endif
-#ifdef WITH_MMA
-    if (kernel == 'm') return gemm_mma(a, mma_tuning(t));
-#endif
     if (kernel == 's') return gemm_small_supports(a) ? gemm_small(a) : cudaErrorInvalidConfiguration;
     if (kernel != 'g') return cudaErrorNotSupported;
     // The GEMV in passes of at most 8 rows.
@@ -311,10 +305,12 @@ void check(const Case& c, std::uint32_t seed, std::vector<std::uint16_t>* keep =
     for (Buffer* target : {&y, &second}) {
         target->poison();
         space.poison();
-        clear_flags(resolve(c.kernel, a), space.p);
+        clear_flags(c.kernel, space.p, a);
         a.y = target->p;
         const cudaError_t e = launch(c.kernel, a, c.tuning);
-        if (e == cudaErrorInvalidConfiguration && (c.tuning.given() || c.kernel == 's')) {  // not for this layer
+        // Not for this layer: a tuning, a small layer, or few rows that the wgmma tiles take.
+        const bool may_refuse = c.tuning.given() || c.kernel == 's' || (c.kernel == 'm' && gemm_wgmma_supports(a));
+        if (e == cudaErrorInvalidConfiguration && may_refuse) {
             ++skipped;
             cudaGetLastError();
             return;
@@ -480,7 +476,7 @@ void bench() {
             space_bytes = bytes;
         }
         a.workspace = space;
-        clear_flags(resolve(kernel, a), space);
+        clear_flags(kernel, space, a);
         const std::size_t bytes = kernel == 'd' ? static_cast<std::size_t>(n) * k * 2 : prepacked::size(n, k);
         std::size_t layers = std::clamp<std::size_t>((300u << 20) / bytes + 1, 1, pool_bytes / bytes);
         if (bytes < 1 << 20) layers = std::min<std::size_t>(layers, 600);
@@ -538,9 +534,7 @@ int main(int argc, char** argv) {
     sm_count = properties.multiProcessorCount;
     shared_limit = static_cast<int>(properties.sharedMemPerBlockOptin);
     CHECK(gemv_tensor_core_kernel_arch(&arch));
-#ifdef WITH_WGMMA
     CHECK(gemm_wgmma_compiled(&wgmma));
-#endif
     const std::string what = argc > 1 ? argv[1] : "";
     const char* kernels = argc > 2 ? argv[2] : "w";
     if (const char* limit = std::getenv("SHARED_LIMIT")) shared_limit = std::atoi(limit);

@@ -1,5 +1,4 @@
 // How the numbers of an input line become a tuning.
-#ifdef WITH_WGMMA
 GemmWgmmaTuning wgmma_tuning(const Tuning& t) {
     GemmWgmmaTuning w;
     if (!t.given()) return w;
@@ -7,10 +6,7 @@ GemmWgmmaTuning wgmma_tuning(const Tuning& t) {
     w = {t.v[0], t.v[1], t.v[2], t.v[3], t.v[4], t.v[5], t.v[6], t.v[7] / 10, t.v[7] % 10};
     return w;
 }
-#endif
-#ifdef WITH_MMA
 GemmMmaTuning mma_tuning(const Tuning& t) {
     if (!t.given()) return {};
     return {t.v[0], t.v[1], t.v[2], t.v[3], t.v[4], t.v[5], t.v[6]};
 }
-#endif

@@ -56,6 +56,16 @@ const char* nan_scales_text(NanScales n) {
     return n == NanScales::error ? "error" : n == NanScales::zero ? "zero" : "propagate";
 }
 
+// "cuda", as torch and CuPy read it: after torch.cuda.set_device(1) it is the second GPU. JAX has no such setting, but
+// makes the last GPU the thread's current one as it starts; by itself it means the first.
+int default_gpu() {
+    if (cuda::device_count() == 0) return 0;
+    const nb::dict modules = nb::module_::import_("sys").attr("modules");
+    const bool torch =
+        modules.contains("torch") && nb::cast<bool>(modules["torch"].attr("cuda").attr("is_initialized")());
+    return torch || modules.contains("cupy") ? cuda::current_device() : 0;
+}
+
 // Where a layer is to be: what `device` says, else where b lives.
 Place layer_place(const std::optional<std::string>& device, nb::handle b) {
     Place place;
@@ -65,8 +75,8 @@ Place layer_place(const std::optional<std::string>& device, nb::handle b) {
     } else if (*device == "cpu") {
         return place;
     } else if (*device == "cuda") {
-        place = {.cuda = true, .index = 0};
-        if (const Place there = place_of(b); there.cuda) place = there;
+        place = place_of(b);
+        if (!place.cuda) place = {.cuda = true, .index = default_gpu()};
     } else if (device->rfind("cuda:", 0) == 0 && device->size() > 5 && device->size() < 9 &&
                device->find_first_not_of("0123456789", 5) == std::string::npos) {
         place = {.cuda = true, .index = std::stoi(device->substr(5))};
@@ -540,7 +550,9 @@ void bind_linear(nb::module_& m) {
         "    scale2: global scale that multiplies: a number, an array of one element, or [N] (one a row).\n"
         "    bias: [N] float16, bfloat16 or float32, or None.\n"
         "    block_size: values of K that share a scale; the last block of a row may be short.\n"
-        "    device: 'cpu', 'cuda', 'cuda:N', or None for where b lives.\n"
+        "    device: 'cpu', 'cuda:N', None for where b lives, or 'cuda': the GPU where b lives, else torch's or "
+        "CuPy's\n"
+        "        current one, where neither is in use the first.\n"
         "    nan_scales: 'error' refuses NaN scale bytes, 'zero' reads such a block as zero,\n"
         "        'propagate' follows IEEE.\n"
         "    path: 'auto' for the ladder, or the name of the path that must run.\n"
