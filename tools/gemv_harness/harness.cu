@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -439,6 +440,54 @@ __global__ void read_kernel(const uint4* p, size_t n, unsigned* out) {
     if (s == 0x12345) *out = s;
 }
 
+struct Block {  // as large as a kernel's own parameters
+    std::uint64_t words[20];
+};
+__global__ void empty_kernel(const __grid_constant__ Block) {}
+
+// Host time of a launch of a kernel that does nothing: what no call can go below.
+void launch_cost() {
+    constexpr int batch = 100, batches = 200;
+    CHECK(cudaFuncSetAttribute(empty_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, 100 << 10));
+    cudaStream_t own = nullptr;
+    CHECK(cudaStreamCreateWithFlags(&own, cudaStreamNonBlocking));
+    const Block parameters{};
+    for (const cudaStream_t stream : {cudaStream_t{}, own})
+        for (const int shared : {0, 100 << 10})
+            for (const int attributes : {-1, 0, 1}) {  // -1: <<<>>>
+                std::vector<double> us;
+                for (int i = 0; i < batches; ++i) {
+                    const auto start = std::chrono::steady_clock::now();
+                    for (int j = 0; j < batch; ++j) {
+                        cudaLaunchConfig_t c{};
+                        c.gridDim = dim3(8);
+                        c.blockDim = dim3(256);
+                        c.dynamicSmemBytes = shared;
+                        c.stream = stream;
+                        cudaLaunchAttribute at{};
+                        at.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+                        at.val.programmaticStreamSerializationAllowed = 1;
+                        c.attrs = &at;
+                        c.numAttrs = attributes == 1;
+                        if (attributes < 0)
+                            empty_kernel<<<8, 256, shared, stream>>>(parameters);
+                        else
+                            CHECK(cudaLaunchKernelEx(&c, empty_kernel, parameters));
+                    }
+                    us.push_back(
+                        std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - start).count() /
+                        batch);
+                    CHECK(cudaDeviceSynchronize());
+                }
+                std::nth_element(us.begin(), us.begin() + batches / 2, us.end());
+                printf("launch stream=%s shared=%d %s: %.2f us\n", stream == nullptr ? "default" : "own", shared,
+                       attributes < 0    ? "<<<>>>"
+                       : attributes == 0 ? "cudaLaunchKernelEx"
+                                         : "with PDL",
+                       us[batches / 2]);
+            }
+}
+
 int main(int argc, char** argv) {
     const std::string mode = argc > 1 ? argv[1] : "check";
     CHECK(gemv_tensor_core_kernel_arch(&arch));
@@ -451,6 +500,10 @@ int main(int argc, char** argv) {
     if (mode == "small") {
         correctness(true);
         return failures != 0;
+    }
+    if (mode == "launch") {
+        launch_cost();
+        return 0;
     }
     const size_t pool_bytes = size_t(2) << 30;
     std::uint8_t* pool;
