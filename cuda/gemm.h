@@ -64,7 +64,8 @@ struct GemmWgmmaTuning {
     int blocks_an_sm = 0;  // persistent blocks; 0: a block for every tile
     int raster = 0;        // token tiles that are worked on together; 0: all
     int least_units = 4;   // K / 64 of a block's part of a tile that it shares, at least
-    int sharing = 0;       // bit 0: one wave of whole tiles is shared too; bit 1: as many blocks for every shared tile
+    int sharing = 0;       // bit 0: one wave of whole tiles is shared too; bit 1: as many blocks for every shared tile;
+                           // bit 2: helpers, least_units is what a part costs them
 };
 
 // Were the kernels that the current device loads compiled for sm_90a? wgmma is that target's alone: in a build for

@@ -40,7 +40,6 @@ using prepacked::unit_code_bytes;
 using prepacked::unit_k;
 using prepacked::unit_rows;
 
-constexpr int group_warps = 4;
 // racecheck sees a barrier's order only for threads that arrive themselves, not through __syncwarp: its build lets
 // every lane arrive.
 #ifdef FP4LINEAR_RACECHECK
@@ -48,17 +47,6 @@ constexpr int arrivals_a_warp = 32;
 #else
 constexpr int arrivals_a_warp = 1;
 #endif
-// y on its way from fragments to rows, in two buffers. A warp has its 16 rows and 16 tokens to itself; of large tiles a
-// warpgroup stores 64 rows of 32 tokens together: whole lines of 128 bytes.
-__host__ __device__ constexpr bool stores_lines(int tokens, bool clustered) { return tokens >= 128 && !clustered; }
-__host__ __device__ constexpr int staging_tokens(int tokens, bool clustered) {
-    return stores_lines(tokens, clustered) ? 32 : 16;
-}
-__host__ __device__ constexpr int staging_bytes_of(int tokens, bool clustered) {
-    return 2 * staging_tokens(tokens, clustered) * unit_rows * 2;
-}
-constexpr int chunk_bytes = 512;  // what a block sends at once: a warp's 16 rows x 8 tokens in fp32
-
 struct WgmmaParameters : Schedule {
     RepairSource source;
     std::uint16_t* y;
@@ -68,8 +56,8 @@ struct WgmmaParameters : Schedule {
     int block_tokens;  // that there are in a token block: a multiple of 8 (of a pair 16), all of the tile's or fewer
     int splits;        // blocks of a cluster
     int stages;
-    std::uint32_t* flags;  // [block][warp]: its part of a tile is in `partials`
-    float4* partials;      // [block][warp][column][lane]
+    std::uint32_t* flags;  // [part][warp]: the part of a tile is in `partials`
+    float4* partials;      // [part][warp][column][lane]; of pairs a part is two blocks
     bool vector_stores;    // rows of y start at multiples of 16 bytes
 };
 
@@ -99,6 +87,7 @@ __global__ void __launch_bounds__(threads_of(Tokens, Groups), MinBlocks)
     constexpr int weight_stage_bytes = warps * StageUnits * unit_bytes;
     constexpr int columns = Tokens / 8;  // of D: 8 tokens
     constexpr bool lines = stores_lines(Tokens, Clustered);
+    constexpr bool may_help = !Clustered && Tokens >= least_helped_tokens;  // the schedule may have helpers
     constexpr int staging_bytes = staging_bytes_of(Tokens, Clustered);
     static_assert(StageUnits * 4 % (Sets * Slices) == 0 && 4 % Slices == 0);
 
@@ -122,11 +111,9 @@ __global__ void __launch_bounds__(threads_of(Tokens, Groups), MinBlocks)
     const auto rows_at = [&](const Tile& tile) { return tile.row_block * team + (Paired ? rank : 0); };
     // Where the pieces begin is worked out once, and kept in shared memory.
     const std::uint32_t range_address = empty + p.stages * 8;
-    // In a cluster: the barrier of the other blocks' sums, and these, in a place of their own or, where that is too
-    // much, the ring's.
+    // In a cluster: the barrier of the other blocks' sums, and these.
     const std::uint32_t sums = range_address;
-    constexpr bool parts_in_ring = Tokens > 64;
-    [[maybe_unused]] const std::uint32_t parts = parts_in_ring ? x_ring : range_address + 16;
+    [[maybe_unused]] const std::uint32_t parts = parts_in_ring(Tokens) ? x_ring : range_address + 16;
     const auto piece = [&](int i, Piece& out) {
         if constexpr (Clustered) {
             out = {static_cast<int>(blockIdx.x) / splits, rank * p.k_units / splits, (rank + 1) * p.k_units / splits};
@@ -134,7 +121,8 @@ __global__ void __launch_bounds__(threads_of(Tokens, Groups), MinBlocks)
         } else {
             const uint4 r = load_shared_128(range_address);
             // The shuffles tell the compiler that a warp agrees: what follows from it stays in uniform registers.
-            return piece_at(p, {uniform(r.x), uniform(r.y), uniform(r.z), uniform(r.w)}, worker, workers, i, out);
+            return piece_at<may_help>(p, {uniform(r.x), uniform(r.y), uniform(r.z), uniform(r.w)}, worker, workers, i,
+                                      out);
         }
     };
 
@@ -255,9 +243,11 @@ __global__ void __launch_bounds__(threads_of(Tokens, Groups), MinBlocks)
         std::uint32_t phase = 0;
         // A part of another block's tile is announced once its stores have had the time to arrive.
         [[maybe_unused]] bool owed = false;
+        [[maybe_unused]] int owed_part = worker;
+        [[maybe_unused]] const auto flag_of = [&](int part) { return p.flags + (part * team + rank) * warps + warp; };
         [[maybe_unused]] const auto publish = [&] {
             __syncwarp();
-            if (lane == 0) store_release(p.flags + static_cast<int>(blockIdx.x) * warps + warp, 1);
+            if (lane == 0) store_release(flag_of(may_help ? owed_part : worker), 1);
             owed = false;
         };
         Piece at;
@@ -374,12 +364,15 @@ __global__ void __launch_bounds__(threads_of(Tokens, Groups), MinBlocks)
             if (at.k_end > at.k_begin) release(previous);
 
             if constexpr (!Clustered) {
-                const auto place = [&](int other) {
-                    return p.partials + (static_cast<std::int64_t>(other * team + rank) * warps + warp) * columns * 32 +
+                const auto place = [&](int part) {
+                    return p.partials + (static_cast<std::int64_t>(part * team + rank) * warps + warp) * columns * 32 +
                            lane;
                 };
+                if constexpr (may_help)  // else it has been, or this is the first piece
+                    if (owed) publish();
                 if (at.k_end < p.k_units) {  // the tile is another block's
-                    float4* const out = place(worker);
+                    if constexpr (may_help) owed_part = given_part<may_help>(p, at.tile, worker);
+                    float4* const out = place(may_help ? owed_part : worker);
 #pragma unroll
                     for (int c = 0; c < columns; ++c)
                         __stcg(out + c * 32, make_float4(acc[4 * c], acc[4 * c + 1], acc[4 * c + 2], acc[4 * c + 3]));
@@ -388,19 +381,18 @@ __global__ void __launch_bounds__(threads_of(Tokens, Groups), MinBlocks)
                 }
                 if (owed) publish();
                 if (at.k_begin > 0) {
-                    const int first = first_sharer(p, at.tile, worker);
+                    const PartRange parts_of_tile = awaited_parts<may_help>(p, at.tile, worker);
                     // The whole warp asks together: a divergent loop would cost the main loop its uniform registers.
-                    for (int other = first; other < worker; other += 32) {
-                        std::uint32_t* const flag =
-                            p.flags + (min(other + lane, worker - 1) * team + rank) * warps + warp;
+                    for (int part = parts_of_tile.first; part < parts_of_tile.end; part += 32) {
+                        std::uint32_t* const flag = flag_of(min(part + lane, parts_of_tile.end - 1));
                         while (!__all_sync(0xFFFFFFFFu, load_acquire(flag) != 0)) {
                         }
                         *flag = 0;  // as the next launch expects it
                     }
                     __syncwarp();
 #pragma unroll(Tokens <= 16 ? 4 : 1)
-                    for (int other = first; other < worker; ++other) {
-                        const float4* const in = place(other);
+                    for (int part = parts_of_tile.first; part < parts_of_tile.end; ++part) {
+                        const float4* const in = place(part);
 #pragma unroll
                         for (int c = 0; c < columns; ++c) {
                             const float4 v = __ldcg(in + c * 32);
@@ -422,7 +414,7 @@ __global__ void __launch_bounds__(threads_of(Tokens, Groups), MinBlocks)
                 constexpr int chunks = columns * warps;
                 const int most = (chunks + splits - 1) / splits;  // that a block owns
                 cluster_wait();                                   // every block has started
-                if constexpr (parts_in_ring) {
+                if constexpr (parts_in_ring(Tokens)) {
                     cluster_arrive_relaxed();
                     cluster_wait();  // no block reads its ring any more
                 }

@@ -25,6 +25,7 @@ def mangled(name: str) -> str:
 
 
 STREAMED, FUSED, CUBLAS, NATIVE = "gemv_tensor_core", "gemm_fused", "dequant_cublas", "native_emulated"
+WGMMA = r"10gemm_wgmma11gemm_kernelI\w+"
 KERNELS = (
     Kernel("prepack.cu", "prepack_kernel", ("prepare",), mangled("prepack_kernel"), seen=False),
     Kernel("prepack.cu", "unpack_kernel", ("prepare",), mangled("unpack_kernel"), seen=False),
@@ -45,9 +46,13 @@ KERNELS = (
     Kernel("gemm_wgmma_stream.cu", "wgmma_stream_kernel", (FUSED,), r"19wgmma_stream_kernelI\w+ELb0EEE", "wgmma"),
     Kernel("gemm_wgmma_stream.cu", "wgmma_stream_kernel", (FUSED,), r"19wgmma_stream_kernelI\w+ELb1EEE", "wgmma"),
     # A block a tile, a cluster of blocks along K, or two blocks that share x.
-    Kernel("device/gemm_wgmma.cuh", "gemm_kernel", (FUSED,), r"10gemm_wgmma11gemm_kernelI\w+ELb0ELb0EEE", "wgmma"),
-    Kernel("device/gemm_wgmma.cuh", "gemm_kernel", (FUSED,), r"10gemm_wgmma11gemm_kernelI\w+ELb1ELb0EEE", "wgmma"),
-    Kernel("device/gemm_wgmma.cuh", "gemm_kernel", (FUSED,), r"10gemm_wgmma11gemm_kernelI\w+ELb0ELb1EEE", "wgmma"),
+    Kernel(
+        "device/gemm_wgmma.cuh", "gemm_kernel", (FUSED,), WGMMA + r"ELi(?:16|32|64|128|256)ELi\w+ELb0ELb0EEE", "wgmma"
+    ),
+    Kernel("device/gemm_wgmma.cuh", "gemm_kernel", (FUSED,), WGMMA + r"ELi96ELi\w+ELb0ELb0EEE", "wgmma"),
+    Kernel("device/gemm_wgmma.cuh", "gemm_kernel", (FUSED,), WGMMA + r"ELi192ELi\w+ELb0ELb0EEE", "wgmma"),
+    Kernel("device/gemm_wgmma.cuh", "gemm_kernel", (FUSED,), WGMMA + r"ELb1ELb0EEE", "wgmma"),
+    Kernel("device/gemm_wgmma.cuh", "gemm_kernel", (FUSED,), WGMMA + r"ELb0ELb1EEE", "wgmma"),
     # Where there is wgmma no call comes here: `gpu_check.sh --sanitizer` runs the part with a wheel of older PTX too.
     Kernel("gemm_mma.cu", "general_kernel", (FUSED,), mangled("general_kernel"), "no wgmma"),
     Kernel("gemm_mma.cu", "reduce_kernel", (FUSED,), mangled("reduce_kernel"), "no wgmma"),

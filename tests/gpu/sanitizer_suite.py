@@ -56,6 +56,8 @@ MORE = {
         (24, LARGE, 192, (9, 32)),
         (19, 30, 192, (1000,)),  # tiles of 256 tokens, by pairs of blocks
         (19, 39, 4160, (400,)),  # which share tiles along K, and whose tiles are not full
+        (19, 83, 1088, (90, 160)),  # tiles of 96 and 192 tokens, with helpers
+        (19, 83, 2112, (250,)),  # pairs with helpers
     ],
 }
 INVARIANT = {"gemm_fused": [(40, 0, 4160, (1, 9, 33, 300)), (300, 0, 192, (2, 40))]}

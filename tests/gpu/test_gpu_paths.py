@@ -122,13 +122,15 @@ def test_more_tiles_than_blocks(dtype: str, m: int, n: int, k: int) -> None:
     [
         (3979, 192, 1000), (3979, 192, 1300), (3979, 1280, 2100), (6200, 4096, 512), (2113, 4096, 333),
         (385, 2048, 1025), (513, 1024, 129), (4111, 320, 4100), (1000, 14_400, 50), (500, 2048, 100),
-        (8100, 192, 385), (5172, 4096, 385), (68_200, 8192, 20), (39_000, 20_480, 9),
+        (8100, 192, 385), (5172, 4096, 385), (10_975, 1088, 90), (10_975, 1088, 160), (10_975, 2112, 250),
+        (12_200, 2048, 100), (8203, 4160, 150), (6091, 4160, 64), (10_975, 1088, 64), (1536, 5120, 48),
+        (24_570, 1536, 40), (68_200, 8192, 20), (39_000, 20_480, 9),
     ],
 )  # fmt: skip
 @each_dtype
 @pytest.mark.parametrize("path", [FUSED.name])
 def test_large_tiles(path: str, dtype: str, n: int, k: int, m: int) -> None:
-    """Tiles of up to 256 tokens: whole, shared along K by blocks or clusters, by pairs of blocks; the bits stay.
+    """Tiles of up to 256 tokens: whole, shared along K by blocks, helpers or clusters, by pairs; the bits stay.
 
     The last two leave the streaming kernels no room for their sums.
     """

@@ -1,0 +1,79 @@
+// What gemm_wgmma chooses for a product: a kernel that there is, that fits, and in places the one that was measured.
+#include <cstdint>
+#include <random>
+#include <vector>
+
+#include "check.h"
+#include "cuda/gemm_wgmma_choice.h"
+
+namespace {
+
+using namespace fp4linear::cuda::wgmma_choice;
+using fp4linear::cuda::device::gemm_wgmma::shared_bytes;
+
+constexpr int most_shared_bytes = 232448;  // of a block on SM90
+constexpr std::int64_t unit_k = 64;
+
+bool exists(const Configuration& c) {
+#define FP4LINEAR_IS(clustered, is_paired, tokens_, groups_, units, sets, slices, blocks)                      \
+    if (c.tokens == tokens_ && c.groups == groups_ && c.stage_units == units && (c.splits > 1) == clustered && \
+        c.paired == is_paired)                                                                                 \
+        return true;
+    FP4LINEAR_WGMMA_KERNELS(FP4LINEAR_IS)
+#undef FP4LINEAR_IS
+    return false;
+}
+
+void check_choice(const Problem& p) {
+    const Configuration c = choose(p);
+    const int shared = shared_bytes(c.tokens, c.groups, c.stage_units, c.stages, c.splits);
+    CHECK(exists(c));
+    CHECK(shared > 0 && shared <= most_shared_bytes);
+    CHECK(c.splits >= 1 && c.splits <= 8);  // blocks of a portable cluster
+    CHECK(c.splits == 1 || c.splits <= (p.k + unit_k - 1) / unit_k);
+    CHECK(c.blocks_an_sm == 0 || c.splits == 1);
+    CHECK(c.lead_of_a_part < 0 || c.tokens >= least_helped_tokens);
+    CHECK(!(c.extra_wave && c.even));
+}
+
+Configuration choice(std::int64_t n, std::int64_t k, std::int64_t m) { return choose({m, n, k, 132}); }
+
+// Places where a change of the rules would cost time (docs/gemm_kernel_notes.md).
+void check_measured() {
+    const Configuration helped = choice(11008, 4096, 128);
+    CHECK(helped.tokens == 128 && helped.lead_of_a_part >= 0);
+    const Configuration two = choice(11008, 4096, 64);
+    CHECK(two.tokens == 64 && two.splits == 2);
+    const Configuration even = choice(6144, 4096, 64);
+    CHECK(even.tokens == 64 && even.splits == 1 && even.even && even.blocks_an_sm == 3);
+    const Configuration eight = choice(1536, 5120, 48);
+    CHECK(eight.splits == 8 || eight.splits == 4);
+    CHECK(choice(28672, 8192, 96).tokens == 96);
+    CHECK(choice(28672, 8192, 192).tokens == 192);
+    CHECK(choice(28672, 8192, 256).tokens == 256 && choice(28672, 8192, 256).paired);
+    CHECK(choice(28672, 4096, 64).groups == 2);
+}
+
+// The bits of a row must not depend on M: neither may the parts of K.
+void check_invariant() {
+    for (const std::int64_t n : {64, 300, 4096, 9000, 30000})
+        for (const std::int64_t k : {64, 1024, 4096, 17408})
+            for (const std::int64_t m : {1, 16, 17, 33, 64, 65, 500})
+                CHECK(choose({m, n, k, 132, true}).splits == choose({1, n, k, 132, true}).splits);
+}
+
+}  // namespace
+
+int main() {
+    check_measured();
+    check_invariant();
+    std::mt19937 random(3);
+    const auto draw = [&](int from, int to) { return std::uniform_int_distribution<int>(from, to)(random); };
+    for (int i = 0; i < 20000; ++i) {
+        const int size = draw(4, 18);
+        check_choice({draw(0, 1) == 0 ? draw(1, 300) : draw(1, 9000), draw(1, 1 << size),
+                      unit_k * (draw(0, 1) == 0 ? draw(1, 40) : draw(1, 400)), draw(0, 2) == 0 ? draw(1, 160) : 132,
+                      draw(0, 5) == 0});
+    }
+    return check_report();
+}
