@@ -357,7 +357,7 @@ cudaError_t gemm_mma_general(const GemmArguments& a, const GeneralConfiguration&
 }
 
 // A stream kernel for few tokens, by rows of W and K: the first of `clusters` that fits. Measured on one H200
-// (docs/gemm_kernel_notes_mma.md).
+// (docs/gemm_kernel_notes.md).
 struct StreamChoice {
     int token_tiles;
     int row_tiles;  // 1: mma.sync, 4: wgmma

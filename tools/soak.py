@@ -6,8 +6,8 @@ Threads draw layers (shapes, block sizes, paths, instruction sets, number of thr
 strides, empty ones) and what to do: forward, forward with out=, errors of several kinds, construction, copies, plans,
 dequantize, quantize. On a GPU every thread has two streams, and inputs and results stay on the device (torch). The
 library keeps scratch for every stream (docs/limits.md), so these are the same streams before and after the count of
-memory, and each has run everything once. Exit status 1: a wrong bit, an exception that was not asked for, or memory
-that grew.
+memory, and each has run everything once. A GPU's memory is what all of its processes use: run it alone there. Exit
+status 1: a wrong bit, an exception that was not asked for, or memory that grew.
 """
 
 from __future__ import annotations
