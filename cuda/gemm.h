@@ -53,8 +53,8 @@ cudaError_t gemm_mma(const GemmArguments& arguments, const GemmMmaTuning& tuning
 
 // gemm_wgmma.cu: SM90, through wgmma.
 
-// For tuning and tests: replaces the measured choice where tokens is not 0. The sets that exist are listed in the
-// launch code; cudaErrorInvalidConfiguration for others.
+// For tuning and tests: replaces the measured choice where tokens is not 0. The sets that exist are listed in
+// gemm_wgmma_choice.h; cudaErrorInvalidConfiguration for others.
 struct GemmWgmmaTuning {
     int tokens = 0;        // of a tile: 16 to 256
     int groups = 2;        // warpgroups of a block, 64 rows each

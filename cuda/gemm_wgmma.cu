@@ -55,43 +55,34 @@ template <class T, int Tokens, int Groups, int StageUnits, int Sets, int Slices,
 cudaError_t launch(const GemmArguments& a, const Configuration& c) {
     constexpr auto kernel = gemm_kernel<T, Tokens, Groups, StageUnits, Sets, Slices, MinBlocks, Clustered, Paired>;
     constexpr int warps = Groups * group_warps;
+    const Dealt dealt = deal_out({a.m, a.n, a.k, a.sm_count, a.batch_invariant}, c);
+    const int shared = shared_bytes(Tokens, Groups, StageUnits, c.stages, c.splits);
+    if (dealt.blocks == 0 || shared == 0 || shared > a.max_shared_memory) return cudaErrorInvalidConfiguration;
     WgmmaParameters p{};
+    static_cast<Schedule&>(p) = dealt.schedule;
     p.source = {a.prepacked, static_cast<const std::uint16_t*>(a.x), a.x_row_stride, a.n, a.k, a.scale2_rows, a.bias,
                 a.scale2};
     p.y = static_cast<std::uint16_t*>(a.y);
     p.m = a.m;
     p.smallest = smallest_sum<T>(a.k, a.largest_scale2);
     p.row_tiles = static_cast<int>(prepacked::row_tiles(a.n));
-    p.k_units = static_cast<int>(prepacked::k_units(a.k));
-    constexpr int team = Paired ? 2 : 1;
-    p.row_blocks = (p.row_tiles + warps * team - 1) / (warps * team);
-    p.token_blocks = static_cast<int>((a.m + Tokens - 1) / Tokens);
-    const std::int64_t most_tokens = (a.m + p.token_blocks - 1) / p.token_blocks;
-    p.block_tokens = static_cast<int>((most_tokens + 8 * team - 1) / (8 * team) * (8 * team));
-    p.raster = c.raster > 0 ? std::min(c.raster, p.token_blocks) : p.token_blocks;
+    p.block_tokens = dealt.block_tokens;
     p.splits = c.splits;
     p.stages = c.stages;
     p.vector_stores = a.n % 8 == 0 && reinterpret_cast<std::uintptr_t>(a.y) % 16 == 0;
-    const int shared = shared_bytes(Tokens, Groups, StageUnits, c.stages, c.splits);
-    if (shared == 0 || shared > a.max_shared_memory) return cudaErrorInvalidConfiguration;
-    const int tiles = p.row_blocks * p.token_blocks;
-    int blocks = tiles * c.splits;
     if constexpr (!Clustered) {
-        if (Tokens < least_helped_tokens && c.lead_of_a_part >= 0) return cudaErrorInvalidConfiguration;
-        const int workers = c.blocks_an_sm > 0 ? c.blocks_an_sm * a.sm_count / team : tiles;
-        blocks = team * share_tiles(p, workers, {c.least_units, c.extra_wave, c.even, c.lead_of_a_part});
         p.flags = static_cast<std::uint32_t*>(a.workspace);
         p.partials = reinterpret_cast<float4*>(static_cast<std::uint8_t*>(a.workspace) + flag_bytes);
         if (p.shared_tiles > 0) {
             if (a.workspace == nullptr) return cudaErrorInvalidValue;
-            if (blocks * warps * 4 > flag_bytes) return cudaErrorInvalidConfiguration;
+            if (dealt.blocks * warps * 4 > flag_bytes) return cudaErrorInvalidConfiguration;
         }
     }
     if (const cudaError_t e = allow_shared_memory<kernel>(a.max_shared_memory)) return e;
     CUtensorMap x_map;
-    if (const cudaError_t e = make_x_map(a, p.block_tokens / team, &x_map)) return e;
+    if (const cudaError_t e = make_x_map(a, p.block_tokens / (Paired ? 2 : 1), &x_map)) return e;
 
-    Launch launch(dim3(static_cast<unsigned>(blocks)), dim3(threads_of(Tokens, Groups)),
+    Launch launch(dim3(static_cast<unsigned>(dealt.blocks)), dim3(threads_of(Tokens, Groups)),
                   static_cast<std::size_t>(shared), a.stream);
     if (a.programmatic_launch) launch.overlap_previous();
     if constexpr (Clustered) launch.cluster(c.splits);
@@ -125,7 +116,7 @@ bool gemm_wgmma_supports(const GemmArguments& a) {
 }
 
 std::size_t gemm_wgmma_workspace(const GemmArguments& a) {
-    // A block shares at most one tile that it leaves to another: 128 x 256 sums an SM are the most.
+    // Parts that blocks leave to others are no more than the blocks that stay: 128 x 256 sums an SM are the most.
     return flag_bytes + static_cast<std::size_t>(a.sm_count) * 128 * 256 * sizeof(float);
 }
 

@@ -10,6 +10,7 @@
 namespace fp4linear::cuda::wgmma_choice {
 
 using device::gemm_wgmma::assign_helpers;
+using device::gemm_wgmma::group_warps;
 using device::gemm_wgmma::least_helped_tokens;
 using device::gemm_wgmma::Schedule;
 
@@ -293,6 +294,34 @@ inline Configuration choose(const Problem& a) {
     c.extra_wave =
         !c.even && tiles > workers && (left_over * 8 <= workers || (tiles < 2 * workers && left_over * 2 <= workers));
     return c;
+}
+
+// What a launch is made of.
+struct Dealt {
+    Schedule schedule{};
+    int block_tokens = 0;  // that there are in a block of tokens: a multiple of 8, of a pair 16
+    int blocks = 0;        // 0: the configuration is not for this product
+};
+inline Dealt deal_out(const Problem& a, const Configuration& c) {
+    const int team = c.paired ? 2 : 1;
+    const int rows = c.groups * group_warps * team;  // of W / 16
+    Dealt dealt;
+    Schedule& s = dealt.schedule;
+    s.k_units = static_cast<int>(prepacked::k_units(a.k));
+    s.row_blocks = static_cast<int>((prepacked::row_tiles(a.n) + rows - 1) / rows);
+    s.token_blocks = static_cast<int>((a.m + c.tokens - 1) / c.tokens);
+    s.raster = c.raster > 0 ? std::min(c.raster, s.token_blocks) : s.token_blocks;
+    const std::int64_t most_tokens = (a.m + s.token_blocks - 1) / s.token_blocks;
+    dealt.block_tokens = static_cast<int>((most_tokens + 8 * team - 1) / (8 * team) * (8 * team));
+    const int tiles = s.row_blocks * s.token_blocks;
+    if (c.splits > 1) {
+        dealt.blocks = tiles * c.splits;
+        return dealt;
+    }
+    const int workers = c.blocks_an_sm > 0 ? c.blocks_an_sm * a.sm_count / team : tiles;
+    if (workers < 1 || (c.tokens < least_helped_tokens && c.lead_of_a_part >= 0)) return dealt;
+    dealt.blocks = team * share_tiles(s, workers, {c.least_units, c.extra_wave, c.even, c.lead_of_a_part});
+    return dealt;
 }
 
 }  // namespace fp4linear::cuda::wgmma_choice

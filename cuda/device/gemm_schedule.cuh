@@ -150,7 +150,7 @@ struct Sharing {
     int lead_of_a_part;  // helpers, where workers are left over; what a part costs a helper, in units. < 0: none
 };
 // Helpers for s.shared_tiles, so that they end a little before the others need their parts. False where workers are
-// too few, or enough for two a tile.
+// too few, or enough for two a tile, or K is too short.
 inline bool assign_helpers(Schedule& s, int workers, int lead_of_a_part) {
     const int spare = workers - s.shared_tiles;
     if (s.shared_tiles == 0 || spare <= 0 || spare >= s.shared_tiles) return false;

@@ -7,7 +7,8 @@
 // fragments, while the tensor cores work on the others. A stage has a multiple of four slices of 16 K, so the sets
 // alternate across stages as well.
 //
-// Blocks that stay: each takes whole tiles, and an equal part, along K, of those that are left over. A part of a tile
+// Blocks that stay: each takes whole tiles, and an equal part, along K, of those that are left over. Or each of these
+// has a block of its own, but for the first part of K, which a helper takes of two or three tiles. A part of a tile
 // goes to the workspace, warp by warp and as it lies in registers; the block that has the tile's end adds the parts in
 // the order of K. It is the last thing a block does, and it waits for blocks of a lower index alone, which the hardware
 // starts first.
@@ -18,9 +19,9 @@
 // Few tiles: a cluster of blocks shares a tile, each with its part of K. At the end every block owns a part of the tile
 // and receives the others' sums of it in shared memory; they are added in the order of the blocks.
 //
-// What bounds it (H200, 1.8 GHz, cycles of an SM for 64 rows x 16 K): 36, 42, 56, 80, 134 for 16, 32, 64, 128, 256
-// tokens; the tensor cores alone would take tokens / 2. Decoding is about 24 instructions a lane, of which the
-// accumulators' traffic hides little. On random data large products are bound by power: the clock falls.
+// What bounds it (H200, 1.8 GHz, cycles of an SM for 64 rows x 16 K): 36, 42, 56, 74, 80, 118, 134 for 16, 32, 64,
+// 96, 128, 192, 256 tokens; the tensor cores alone would take tokens / 2. Decoding is about 24 instructions a lane, of
+// which the accumulators' traffic hides little. On random data large products are bound by power: the clock falls.
 #pragma once
 #include <cuda.h>
 

@@ -90,6 +90,11 @@ void check_helpers() {
     s.token_blocks = s.raster = 1;
     CHECK(share_tiles(s, 132, {4, false, false, 2}) == 129);
     CHECK(s.helpers == 43 && s.helped == 2 && s.helper_k == 20 && s.full_tiles == 0 && s.shared_tiles == 86);
+    for (const int lead : {0, 1, 3, 5})
+        for (int tiles = 67; tiles < 132; ++tiles) {
+            s.shared_tiles = tiles;
+            if (assign_helpers(s, 132, lead)) CHECK(s.helped * (s.helper_k + lead) <= s.k_units - s.helper_k);
+        }
     s.row_blocks = 86 + 132;
     CHECK(share_tiles(s, 132, {4, false, false, 2}) == 132);
     CHECK(s.helpers == 43 && s.helper_k == 20 && s.full_tiles == 1 && s.shared_tiles == 86);

@@ -34,6 +34,18 @@ void check_choice(const Problem& p) {
     CHECK(c.blocks_an_sm == 0 || c.splits == 1);
     CHECK(c.lead_of_a_part < 0 || c.tokens >= least_helped_tokens);
     CHECK(!(c.extra_wave && c.even));
+
+    // What comes of it: every block has work, helpers where they were meant, and the parts have room.
+    const Dealt dealt = deal_out(p, c);
+    const int warps = c.groups * group_warps;
+    CHECK(dealt.blocks >= 1 && dealt.block_tokens >= 1 && dealt.block_tokens <= c.tokens);
+    CHECK((dealt.schedule.helpers > 0) == (c.lead_of_a_part >= 0));
+    CHECK(c.blocks_an_sm == 0 || dealt.blocks <= c.blocks_an_sm * p.sm_count);
+    if (c.splits == 1 && dealt.schedule.shared_tiles > 0) {
+        const std::int64_t part = std::int64_t{warps} * c.tokens / 8 * 512;
+        CHECK(dealt.blocks * part <= p.sm_count * std::int64_t{128} * 256 * 4);
+        CHECK(dealt.blocks * warps * 4 <= 16384 || p.sm_count > 132);
+    }
 }
 
 Configuration choice(std::int64_t n, std::int64_t k, std::int64_t m) { return choose({m, n, k, 132}); }
@@ -46,8 +58,17 @@ void check_measured() {
     CHECK(two.tokens == 64 && two.splits == 2);
     const Configuration even = choice(6144, 4096, 64);
     CHECK(even.tokens == 64 && even.splits == 1 && even.even && even.blocks_an_sm == 3);
-    const Configuration eight = choice(1536, 5120, 48);
-    CHECK(eight.splits == 8 || eight.splits == 4);
+    const Configuration three = choice(4096, 4096, 64);
+    CHECK(three.tokens == 64 && three.splits == 3);
+    const Configuration six = choice(2048, 7168, 64);
+    CHECK(six.tokens == 64 && six.splits == 6);
+    const Configuration eight = choice(1536, 5120, 32);
+    CHECK(eight.tokens == 32 && eight.splits == 8);
+    const Configuration four = choice(1536, 5120, 48);
+    CHECK(four.tokens == 32 && four.splits == 4);
+    const Configuration pairs = choice(11008, 4096, 256);
+    CHECK(pairs.tokens == 256 && pairs.paired && pairs.lead_of_a_part >= 0);
+    CHECK(choice(14336, 4096, 128).lead_of_a_part < 0);  // a helper of six tiles would be late
     CHECK(choice(28672, 8192, 96).tokens == 96);
     CHECK(choice(28672, 8192, 192).tokens == 192);
     CHECK(choice(28672, 8192, 256).tokens == 256 && choice(28672, 8192, 256).paired);

@@ -98,7 +98,9 @@ def test_where_a_layer_goes() -> None:
 
 def test_what_cuda_means_in_a_process_with_jax() -> None:
     """JAX makes the last GPU the thread's current one as it starts, and works on the first."""
-    pytest.importorskip("jax")
+    jax = pytest.importorskip("jax")
+    if not any(device.platform == "gpu" for device in jax.devices()):
+        pytest.skip("JAX sees no GPU")
     code = """
         import jax, numpy as np, fp4linear
         b, scales = np.zeros((3, 64), np.uint8), np.zeros((3, 8), np.uint8)
@@ -109,9 +111,35 @@ def test_what_cuda_means_in_a_process_with_jax() -> None:
         print(device())
         torch.cuda.set_device(1)
         print(device())
+        torch.cuda.set_device(0)
+        print(device())
     """
     lines = run_child(code, XLA_PYTHON_CLIENT_PREALLOCATE="false").stdout.splitlines()
-    assert lines == ["0 cuda:0", "cuda:0", "cuda:1"]
+    assert lines == ["0 cuda:0", "cuda:0", "cuda:1", "cuda:0"]
+
+
+def test_cuda_is_what_torch_says_where_it_has_put_off_the_change() -> None:
+    """The second GPU is the first that the process uses; on the way back there is no context on the first yet."""
+    code = """
+        import numpy as np, torch, fp4linear
+        with torch.cuda.device(1):
+            torch.zeros(1, device="cuda")
+        layer = fp4linear.Fp4Linear(np.zeros((3, 64), np.uint8), np.zeros((3, 8), np.uint8), 1.0, device="cuda")
+        print(layer.device, torch.zeros(1, device="cuda").device)
+    """
+    assert run_child(code).stdout == "cuda:0 cuda:0\n"
+
+
+@pytest.mark.parametrize("torch_module", ["None", "types.ModuleType('torch')"])
+def test_cuda_without_a_torch_that_works(torch_module: str) -> None:
+    code = f"""
+        import sys, types
+        import numpy as np, fp4linear
+        sys.modules["torch"] = {torch_module}
+        layer = fp4linear.Fp4Linear(np.zeros((3, 64), np.uint8), np.zeros((3, 8), np.uint8), 1.0, device="cuda")
+        print(layer.device)
+    """
+    assert run_child(code).stdout == "cuda:0\n"
 
 
 @each_m

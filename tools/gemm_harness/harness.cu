@@ -79,7 +79,7 @@ std::size_t workspace_bytes(char kernel, const GemmArguments& a) {
 void clear_flags(char kernel, void* space, const GemmArguments& a) {
     if (kernel != 'd' && kernel != 'g' && wgmma_bytes(a) != 0) CHECK(cudaMemset(space, 0, gemm_wgmma_flag_bytes));
 }
-cudaError_t launch(const char asked, const GemmArguments& a, const Tuning& t) {
+cudaError_t launch(char asked, const GemmArguments& a, const Tuning& t) {
     char kernel = resolve(asked, a);
     if (kernel == 'm') {
         GemmArguments behind = a;

@@ -477,6 +477,7 @@ void launch_cost() {
                     us.push_back(
                         std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - start).count() /
                         batch);
+                    CHECK(cudaGetLastError());
                     CHECK(cudaDeviceSynchronize());
                 }
                 std::nth_element(us.begin(), us.begin() + batches / 2, us.end());

@@ -61,9 +61,13 @@ const char* nan_scales_text(NanScales n) {
 int default_gpu() {
     if (cuda::device_count() == 0) return 0;
     const nb::dict modules = nb::module_::import_("sys").attr("modules");
-    const bool torch =
-        modules.contains("torch") && nb::cast<bool>(modules["torch"].attr("cuda").attr("is_initialized")());
-    return torch || modules.contains("cupy") ? cuda::current_device() : 0;
+    // Neither is imported for this, and a torch that is still being imported counts as not there.
+    // torch is asked, not the driver: it may put off a change of the current GPU until that one is used.
+    const nb::object torch = nb::getattr(modules.get("torch", nb::none()), "cuda", nb::none());
+    bool in_use = false;
+    if (nb::hasattr(torch, "is_initialized") && nb::try_cast(torch.attr("is_initialized")(), in_use) && in_use)
+        return nb::cast<int>(torch.attr("current_device")());
+    return nb::object(modules.get("cupy", nb::none())).is_none() ? 0 : cuda::current_device();
 }
 
 // Where a layer is to be: what `device` says, else where b lives.
