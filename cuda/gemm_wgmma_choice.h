@@ -57,8 +57,8 @@ struct Configuration {
 // clang-format on
 
 // What the choice rests on, measured on one H200: cycles of an SM for 64 rows x 16 K, and what a launch takes beside
-// that (its start, the sums of shared tiles, y), where tiles are shared, where they are not, and for every further
-// tile.
+// that (its start, the sums of shared tiles, y), where tiles are shared, where they are not (of more than 64 tokens),
+// and for every further tile.
 struct Cost {
     int tokens;
     double cycles;
@@ -68,8 +68,8 @@ struct Cost {
     double helpers_save_us;  // of shared_us
 };
 inline constexpr int row_tiles_64 = 64 / prepacked::unit_rows;
-inline constexpr Cost costs[] = {{16, 36, 3.5, 3.5, 0.1, 0},   {32, 42, 4.3, 4.3, 0.1, 0}, {64, 56, 5.4, 5.4, 1, 0},
-                                 {96, 74, 6.4, 5, 1.6, 2.4},   {128, 80, 7, 4, 1.8, 2.6},  {192, 118, 9.5, 5, 2.2, 3},
+inline constexpr Cost costs[] = {{16, 36, 3.5, 0, 0.1, 0},     {32, 42, 4.3, 0, 0.1, 0},  {64, 56, 5.4, 0, 1, 0},
+                                 {96, 74, 6.4, 5, 1.6, 2.4},   {128, 80, 7, 4, 1.8, 2.6}, {192, 118, 9.5, 5, 2.2, 3},
                                  {256, 134, 11.5, 6, 2.6, 3.2}};
 inline constexpr double cycles_a_us = 1800;
 inline constexpr int short_k_units = 16;
@@ -118,16 +118,17 @@ inline Configuration cluster_of(Configuration c, std::int64_t blocks) {
     return c;
 }
 
-// The last tiles of some, and the K of the worker that has most, in units, where as many workers share each of them.
+// As many workers for each tile that whole waves leave over.
 struct Even {
-    std::int64_t workers;  // a tile
-    std::int64_t units;
+    std::int64_t workers;  // a tile; 0: none is left over
+    double lost;           // units of K that the worker with most has beyond an equal part of all
 };
 inline Even share_evenly(std::int64_t tiles, std::int64_t workers, std::int64_t k_units) {
     const std::int64_t left_over = tiles % workers;
-    if (left_over == 0) return {0, tiles / workers * k_units};
+    if (left_over == 0) return {0, 0};
     const std::int64_t each = workers / left_over;
-    return {each, tiles / workers * k_units + (k_units + each - 1) / each};
+    const std::int64_t most = tiles / workers * k_units + (k_units + each - 1) / each;
+    return {each, static_cast<double>(most) - static_cast<double>(tiles * k_units) / static_cast<double>(workers)};
 }
 
 // A layer's product as the choice sees it.
@@ -161,7 +162,7 @@ struct Work {
     [[nodiscard]] bool helped(int tokens, Schedule& schedule) const {
         const std::int64_t tiles = tiles_128(tokens);
         const std::int64_t workers = workers_128(tokens);
-        if (tokens < least_helped_tokens || tiles >= workers || tiles * 2 <= workers) return false;
+        if (tiles >= workers) return false;
         schedule = {};
         schedule.k_units = k_units;
         schedule.shared_tiles = static_cast<int>(tiles);
@@ -185,13 +186,13 @@ inline Choice choose_tokens(const Work& w) {
         // Every further block of tokens decodes once more: only for little work.
         if (cost.tokens == 16 && w.m > 32 && w.steps_an_sm(16) > few_steps_an_sm) continue;
         const double unit_us = 4 * cost.cycles / cycles_a_us;
-        const double tiles_64 = static_cast<double>(w.tiles_64(cost.tokens));
-        const double tiles = static_cast<double>(w.rows_128 * w.blocks_of(cost.tokens));
-        const double shared_us = cost.shared_us + tiles_64 * w.k_units * unit_us / w.sm_count +
-                                 std::max(0.0, tiles / w.sm_count - 1) * cost.tile_us;
+        const std::int64_t tiles = w.rows_128 * w.blocks_of(cost.tokens);
+        const double shared_us = cost.shared_us +
+                                 static_cast<double>(w.tiles_64(cost.tokens)) * w.k_units * unit_us / w.sm_count +
+                                 std::max(0.0, static_cast<double>(tiles) / w.sm_count - 1) * cost.tile_us;
         offer(cost.tokens, Dealing::shared, shared_us);
         if (cost.tokens <= 64) continue;
-        const std::int64_t waves = (w.rows_128 * w.blocks_of(cost.tokens) + w.sm_count - 1) / w.sm_count;
+        const std::int64_t waves = (tiles + w.sm_count - 1) / w.sm_count;
         const double whole_us = static_cast<double>(waves) * (cost.whole_us + 2 * w.k_units * unit_us);
         // More waves than one gain from blocks that stay, but for short sums, or an x that no cache holds.
         const bool worth_it = w.x_bytes > large_x_bytes
@@ -237,9 +238,7 @@ inline Configuration choose_small(const Work& w, int tokens) {
     }
     const std::int64_t splits = std::min<std::int64_t>(cluster_of_small(w, tokens), (w.k_units + 1) / 3);
     if (splits > 1) return cluster_of(c, splits);
-    const Even even = share_evenly(tiles, workers, w.k_units);
-    c.even = static_cast<double>(even.units) - static_cast<double>(tiles * w.k_units) / static_cast<double>(workers) <
-             even_units;
+    c.even = share_evenly(tiles, workers, w.k_units).lost < even_units;
     return c;
 }
 
@@ -286,10 +285,8 @@ inline Configuration choose(const Problem& a) {
     const std::int64_t tiles = w.tiles_128(tokens);
     const std::int64_t left_over = tiles % workers;
     const Even even = share_evenly(tiles, workers, w.k_units);
-    const double lost =
-        static_cast<double>(even.units) - static_cast<double>(tiles * w.k_units) / static_cast<double>(workers);
-    c.even = left_over > 0 && lost < (tiles < workers ? even_units : even_units_left_over) &&
-             (tiles < workers || even.workers <= 2);
+    c.even = left_over > 0 &&
+             (tiles < workers ? even.lost < even_units : even.workers <= 2 && even.lost < even_units_left_over);
     // Many blocks for each left-over tile cost more than two for every tile of a wave.
     c.extra_wave =
         !c.even && tiles > workers && (left_over * 8 <= workers || (tiles < 2 * workers && left_over * 2 <= workers));

@@ -1,7 +1,6 @@
 // What gemm_wgmma chooses for a product: a kernel that there is, that fits, and in places the one that was measured.
 #include <cstdint>
 #include <random>
-#include <vector>
 
 #include "check.h"
 #include "cuda/gemm_wgmma_choice.h"
@@ -9,10 +8,12 @@
 namespace {
 
 using namespace fp4linear::cuda::wgmma_choice;
+using fp4linear::cuda::device::gemm_wgmma::chunk_bytes;
 using fp4linear::cuda::device::gemm_wgmma::shared_bytes;
+using fp4linear::cuda::prepacked::k_units;
+using fp4linear::cuda::prepacked::unit_k;
 
 constexpr int most_shared_bytes = 232448;  // of a block on SM90
-constexpr std::int64_t unit_k = 64;
 
 bool exists(const Configuration& c) {
 #define FP4LINEAR_IS(clustered, is_paired, tokens_, groups_, units, sets, slices, blocks)                      \
@@ -30,7 +31,7 @@ void check_choice(const Problem& p) {
     CHECK(exists(c));
     CHECK(shared > 0 && shared <= most_shared_bytes);
     CHECK(c.splits >= 1 && c.splits <= 8);  // blocks of a portable cluster
-    CHECK(c.splits == 1 || c.splits <= (p.k + unit_k - 1) / unit_k);
+    CHECK(c.splits == 1 || c.splits <= k_units(p.k));
     CHECK(c.blocks_an_sm == 0 || c.splits == 1);
     CHECK(c.lead_of_a_part < 0 || c.tokens >= least_helped_tokens);
     CHECK(!(c.extra_wave && c.even));
@@ -42,7 +43,7 @@ void check_choice(const Problem& p) {
     CHECK((dealt.schedule.helpers > 0) == (c.lead_of_a_part >= 0));
     CHECK(c.blocks_an_sm == 0 || dealt.blocks <= c.blocks_an_sm * p.sm_count);
     if (c.splits == 1 && dealt.schedule.shared_tiles > 0) {
-        const std::int64_t part = std::int64_t{warps} * c.tokens / 8 * 512;
+        const std::int64_t part = std::int64_t{warps} * c.tokens / 8 * chunk_bytes;
         CHECK(dealt.blocks * part <= p.sm_count * std::int64_t{128} * 256 * 4);
         CHECK(dealt.blocks * warps * 4 <= 16384 || p.sm_count > 132);
     }

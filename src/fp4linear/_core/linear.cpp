@@ -61,8 +61,8 @@ const char* nan_scales_text(NanScales n) {
 int default_gpu() {
     if (cuda::device_count() == 0) return 0;
     const nb::dict modules = nb::module_::import_("sys").attr("modules");
-    // Neither is imported for this, and a torch that is still being imported counts as not there.
-    // torch is asked, not the driver: it may put off a change of the current GPU until that one is used.
+    // Neither is imported for this, and a torch that is still being imported counts as not there. torch is asked, not
+    // the driver: it may put off a change of the current GPU until that one is used.
     const nb::object torch = nb::getattr(modules.get("torch", nb::none()), "cuda", nb::none());
     bool in_use = false;
     if (nb::hasattr(torch, "is_initialized") && nb::try_cast(torch.attr("is_initialized")(), in_use) && in_use)
@@ -554,9 +554,8 @@ void bind_linear(nb::module_& m) {
         "    scale2: global scale that multiplies: a number, an array of one element, or [N] (one a row).\n"
         "    bias: [N] float16, bfloat16 or float32, or None.\n"
         "    block_size: values of K that share a scale; the last block of a row may be short.\n"
-        "    device: 'cpu', 'cuda:N', None for where b lives, or 'cuda': the GPU where b lives, else torch's or "
-        "CuPy's\n"
-        "        current one, where neither is in use the first.\n"
+        "    device: 'cpu', 'cuda:N', None for where b lives, or 'cuda': the GPU where b lives, else the current one\n"
+        "        of torch or CuPy, where neither is in use the first.\n"
         "    nan_scales: 'error' refuses NaN scale bytes, 'zero' reads such a block as zero,\n"
         "        'propagate' follows IEEE.\n"
         "    path: 'auto' for the ladder, or the name of the path that must run.\n"
